@@ -1,0 +1,1 @@
+"""cachebench: workloads, measuring and reports."""

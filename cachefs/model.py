@@ -1,0 +1,62 @@
+"""The values that every layer talks about. Frozen, comparable, free of I/O.
+
+An **object** is what an origin stores. A **shard** is what we cache: one object (a tar), or many
+small objects laid side by side (a virtual shard). Its identity contains the etag of every source,
+so an overwritten object is another shard and never a stale one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object at an origin, as listed or headed.
+
+    Attributes:
+        url: full address, for example ``oss://bucket/key`` or ``file:///path``.
+        size_bytes: length of the object.
+        etag: version identity, without quotes; never empty.
+        crc64: CRC-64/XZ of the whole object where the origin told it, else None.
+    """
+
+    url: str
+    size_bytes: int
+    etag: str
+    crc64: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One object's place inside a shard: bytes ``[offset_bytes, offset_bytes + size)``."""
+
+    info: ObjectInfo
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """A shard: its name, its length and the objects that it is made of.
+
+    Sources are in ascending, non-overlapping order. Gaps between them read as zero bytes.
+    """
+
+    name: str
+    size_bytes: int
+    sources: tuple[Source, ...]
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits that identify these exact bytes: addresses, etags, sizes and places."""
+        state = hashlib.blake2b(b"gpufeed-shard-1\0", digest_size=16)
+        for source in self.sources:
+            info = source.info
+            line = f"{info.url}\0{info.etag}\0{info.size_bytes}\0{source.offset_bytes}\n"
+            state.update(line.encode())
+        return state.hexdigest()
+
+    def extent_count(self, extent_bytes: int) -> int:
+        """How many extents of `extent_bytes` hold the shard."""
+        return -(-self.size_bytes // extent_bytes)

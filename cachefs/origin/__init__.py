@@ -1,0 +1,1 @@
+"""Origins: where shards come from (OSS, local files, any fsspec filesystem)."""

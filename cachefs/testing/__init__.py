@@ -1,0 +1,1 @@
+"""Shipped test tools: the OSS stand-in, faulty origins, a manual clock, the contract suites."""

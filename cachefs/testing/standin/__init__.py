@@ -1,0 +1,1 @@
+"""The OSS stand-in server: a faithful, shapeable, faulty object store for tests and benches."""

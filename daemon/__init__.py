@@ -1,0 +1,1 @@
+"""gpufeed.daemon: the per-node daemon and the `gpufeed` command."""
