@@ -7,13 +7,14 @@ that a million samples are a few numpy arrays rather than a million objects.
 Encoded form (little-endian), pinned by a test; used on the session socket in pieces and, whole,
 in the store::
 
-    magic "GFIX", version u16, reserved u16, sample_count u32, member_count u32, names_bytes u32
+    magic "GFIX", version u16, reserved u16, sample_count u32, member_count u32,
+    names_bytes u32, keys_bytes u32
     sample_key_end  u32[sample_count]     end of each sample's key in the key blob
     sample_first    u32[sample_count]     its first member
     member_offset   u64[member_count]
     member_size     u64[member_count]
     member_ext_end  u32[member_count]     end of each member's extension in the extension blob
-    keys_bytes u32, key blob, extension blob (the rest of names_bytes)
+    key blob (keys_bytes), extension blob (the rest of names_bytes)
 
 Pure: no I/O. `SampleIndexBuilder` is not thread-safe; a finished `SampleIndex` is immutable.
 """
@@ -99,7 +100,33 @@ class SampleIndex:
     @property
     def nbytes(self) -> int:
         """Length of the encoded form."""
-        return len(self.encode())
+        names = len(self._keys) + len(self._exts)
+        return _HEADER.size + 8 * len(self) + 20 * len(self._offset) + names
+
+    def ends(self) -> npt.NDArray[np.uint64]:
+        """For each sample, the offset just past the last of its bytes, in the shard. ``[n]``."""
+        if not len(self):
+            return np.zeros(0, dtype=np.uint64)
+        return np.maximum.reduceat(self._offset + self._size, self._first)
+
+    def slice(self, begin: int, end: int) -> SampleIndex:
+        """Samples ``[begin, end)`` as an index of their own; offsets stay those of the shard."""
+        count = len(self)
+        assert 0 <= begin <= end <= count, (begin, end, count)
+        member_begin = int(self._first[begin]) if begin < count else len(self._offset)
+        member_end = int(self._first[end]) if end < count else len(self._offset)
+        key_base = int(self._key_end[begin - 1]) if begin else 0
+        key_stop = int(self._key_end[end - 1]) if end else 0
+        ext_base = int(self._ext_end[member_begin - 1]) if member_begin else 0
+        ext_stop = int(self._ext_end[member_end - 1]) if member_end else 0
+        return SampleIndex(
+            key_end=self._key_end[begin:end] - np.uint32(key_base),
+            first=self._first[begin:end] - np.uint32(member_begin),
+            offset=self._offset[member_begin:member_end],
+            size=self._size[member_begin:member_end],
+            ext_end=self._ext_end[member_begin:member_end] - np.uint32(ext_base),
+            blobs=(self._keys[key_base:key_stop], self._exts[ext_base:ext_stop]),
+        )
 
     def encode(self) -> bytes:
         """The encoded form (see the top of the file)."""

@@ -1,0 +1,1 @@
+"""Pytest fixtures shipped with the package."""
