@@ -1,0 +1,83 @@
+"""The arena's memory: one sealed memfd, cut into slots of one extent each.
+
+The daemon maps it writable before the seal `F_SEAL_FUTURE_WRITE` goes on; from then on nobody, the
+daemon included, can make another writable mapping, write through the descriptor, or resize it.
+Readers receive the descriptor over the session socket and map it read-only. No name in any file
+system, so a 64 MB ``/dev/shm`` does not matter and nothing is left behind by kill -9.
+
+Pages are allocated when first touched (slots are used from the lowest up) and locked then, where
+the limit allows: `mlock2(MLOCK_ONFAULT)`. `lock_note` says what became of the lock.
+
+Owned by the daemon; any of its threads may read and write slots that it holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+
+from gpufeed.cachefs.config import ArenaConfig
+from gpufeed.cachefs.errors import CapacityError
+from gpufeed.cachefs.units import format_bytes
+
+# linux/fcntl.h; Python's fcntl module names all but FUTURE_WRITE.
+F_SEAL_FUTURE_WRITE = 0x0010
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+_MLOCK_ONFAULT = 1
+
+
+class Arena:
+    """The memory itself. `slot(i)` is a writable view of slot i.
+
+    Raises:
+        CapacityError: the kernel refused a memfd of that size.
+    """
+
+    def __init__(self, config: ArenaConfig) -> None:
+        self.extent_bytes = config.extent_bytes
+        self.slot_count = config.slot_count
+        self.size_bytes = self.slot_count * self.extent_bytes
+        self.fd = os.memfd_create("gpufeed-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, self.size_bytes)
+            self._map = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+        except OSError as error:
+            os.close(self.fd)
+            raise CapacityError(
+                f"no shared memory of {format_bytes(self.size_bytes)} for the arena: {error}; "
+                "lower arena.size_bytes or raise the container's memory limit"
+            ) from None
+        self._view = memoryview(self._map)
+        self.lock_note = self._lock() if config.lock_memory else "not locked: switched off"
+
+    def _lock(self) -> str:
+        libc = ctypes.CDLL(None, use_errno=True)
+        anchor = ctypes.c_char.from_buffer(self._map)
+        address = ctypes.addressof(anchor)
+        failed = libc.mlock2(
+            ctypes.c_void_p(address), ctypes.c_size_t(self.size_bytes), _MLOCK_ONFAULT
+        )
+        reason = os.strerror(ctypes.get_errno())
+        # The ctypes anchor exports the buffer and would make close() fail.
+        del anchor
+        if failed:
+            return (
+                f"not locked ({reason}): raise the memlock limit to "
+                f"{format_bytes(self.size_bytes)} or give CAP_IPC_LOCK"
+            )
+        return "locked as it is touched"
+
+    def slot(self, slot: int) -> memoryview:
+        """Writable view of one slot, `extent_bytes` long, page-aligned."""
+        assert 0 <= slot < self.slot_count, slot
+        begin = slot * self.extent_bytes
+        return self._view[begin : begin + self.extent_bytes]
+
+    def close(self) -> None:
+        """Unmap and close. Readers that still map it keep the memory until they let go."""
+        self._view.release()
+        self._map.close()
+        os.close(self.fd)

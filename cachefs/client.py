@@ -1,0 +1,426 @@
+"""The session client: what a training process holds. No network, no event loop, no threads.
+
+A `Session` is one `SOCK_SEQPACKET` connection to a daemon on this node. It declares a plan (shards
+in the order in which they will be read), receives extents and samples in that order, reads them in
+place through a read-only mapping of the daemon's arena, and gives them back. The socket is the
+lease: when it closes, for whatever reason, the daemon takes everything back.
+
+Invariants:
+    - events arrive in plan order; a sample's event follows the events of all its extents;
+    - an extent stays valid from its event until `release(seq)`;
+    - sequence numbers and plan positions only grow, for the life of the session.
+
+Not thread-safe: one thread at a time. A forked child closes its copy at once (`register_at_fork`)
+so that it can neither speak on the session nor keep it alive; its mapping of the arena stays valid.
+"""
+
+from __future__ import annotations
+
+import collections
+import mmap
+import os
+import selectors
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpufeed.cachefs import wire
+from gpufeed.cachefs.errors import (
+    DaemonUnavailableError,
+    ProtocolError,
+    UsageError,
+)
+from gpufeed.cachefs.units import MIB
+from gpufeed.cachefs.wire import (
+    Event,
+    ExtentEvent,
+    FailEvent,
+    Kind,
+    Message,
+    SamplesEvent,
+    ShardEndEvent,
+)
+
+__all__ = [
+    "Dataset",
+    "DatasetRequest",
+    "Event",
+    "ExtentEvent",
+    "FailEvent",
+    "SamplesEvent",
+    "Session",
+    "ShardEndEvent",
+    "ShardInfo",
+]
+
+# One recvmsg may bring the arena's descriptor or a body's, never more.
+_DESCRIPTORS_MAX = 2
+# Messages taken in one `receive`, so that a fast daemon cannot keep a feeder from its workers.
+_MESSAGES_PER_RECEIVE_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetRequest:
+    """What a session wants to read.
+
+    Attributes:
+        urls: addresses with brace patterns, or one prefix that ends in ``/``.
+        kind: ``tar`` (shards in WebDataset layout), ``loose`` (one sample an object), ``auto``.
+        storage_options: ossfs's names: endpoint, key, secret, token; and region.
+        virtual_shard_bytes: loose objects are grouped to about this size.
+    """
+
+    urls: tuple[str, ...]
+    kind: Literal["auto", "tar", "loose"] = "auto"
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    virtual_shard_bytes: int = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One shard of a dataset. `sample_count` is None until it was indexed."""
+
+    name: str
+    size_bytes: int
+    sample_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset as the daemon listed it: its shards and the hash of their identities."""
+
+    dataset_id: int
+    kind: str
+    manifest_hash: str
+    shards: tuple[ShardInfo, ...]
+
+
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for session in list(_open_sessions):
+        session.abandon()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class Session:
+    """A connection to a daemon. Made by `connect`; a context manager."""
+
+    def __init__(self, sock: socket.socket, welcome: dict[str, Any], arena_fd: int) -> None:
+        self._sock = sock
+        self._pid = os.getpid()
+        self._requests = 0
+        self._positions = 0
+        self._pending: collections.deque[Event] = collections.deque()
+        self.arena_fd = arena_fd
+        self.arena_bytes = int(welcome["arena_bytes"])
+        self.extent_bytes = int(welcome["extent_bytes"])
+        self.window_extents = int(welcome["window_extents"])
+        self._map = mmap.mmap(arena_fd, self.arena_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._arena = memoryview(self._map)
+        _open_sessions.add(self)
+
+    @classmethod
+    def connect(
+        cls, socket_path: str, *, window_bytes: int = 0, timeout_s: float = 30.0
+    ) -> Session:
+        """Open a session.
+
+        Args:
+            socket_path: the daemon's Unix socket.
+            window_bytes: published, unreleased bytes wanted at most; 0 leaves it to the daemon,
+                which may also grant less (`window_extents` tells).
+            timeout_s: how long to wait for the answer.
+
+        Raises:
+            DaemonUnavailableError: nobody listens, or the daemon went away meanwhile.
+            GpufeedError: the daemon refused, with its reason.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            sock.settimeout(timeout_s)
+            try:
+                sock.connect(socket_path)
+            except OSError as error:
+                raise DaemonUnavailableError(
+                    f"no gpufeed daemon answers at {socket_path} ({error.strerror or error}); "
+                    "start `gpufeed daemon`, or set GPUFEED_DAEMON=auto for an embedded one"
+                ) from None
+            _send(sock, wire.pack(Kind.HELLO, wire.pack_json({"window_bytes": window_bytes})))
+            message, descriptors = _receive(sock)
+            if message.kind is Kind.ERROR:
+                raise wire.unpack_error(message.json())
+            if message.kind is not Kind.WELCOME or len(descriptors) != 1:
+                raise ProtocolError(f"{message.kind.name} answered HELLO")
+            sock.setblocking(False)
+            return cls(sock, message.json(), descriptors[0])
+        except BaseException:
+            sock.close()
+            raise
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def open_dataset(self, request: DatasetRequest, timeout_s: float = 120.0) -> Dataset:
+        """List what `request` names.
+
+        Raises:
+            GpufeedError: as the daemon says (NotFoundError, AccessDeniedError, CapacityError, …).
+            DaemonUnavailableError: no answer in `timeout_s`.
+        """
+        body = {
+            "urls": list(request.urls),
+            "kind": request.kind,
+            "storage_options": dict(request.storage_options),
+            "virtual_shard_bytes": request.virtual_shard_bytes,
+        }
+        return _dataset(self._ask(Kind.OPEN, body, timeout_s))
+
+    def index_dataset(
+        self,
+        dataset: Dataset,
+        progress: Callable[[int, int], None] | None = None,
+        timeout_s: float = 3600.0,
+    ) -> Dataset:
+        """Make every shard's sample count known. Reads each unindexed shard once, into the cache.
+
+        Args:
+            dataset: as opened in this session.
+            progress: called with (shards done, shards in all).
+            timeout_s: longest silence between two signs of progress.
+        """
+        body = {"dataset_id": dataset.dataset_id}
+        return _dataset(self._ask(Kind.INDEX, body, timeout_s, progress))
+
+    def _ask(
+        self,
+        kind: Kind,
+        body: dict[str, Any],
+        timeout_s: float,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, Any]:
+        self._requests += 1
+        request_id = self._requests
+        self._send_json(kind, {"id": request_id, **body}, timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            message = self._wait_message(deadline_s)
+            if message.kind in (Kind.REPLY, Kind.PROGRESS, Kind.ERROR):
+                value = message.json()
+                if value.get("id") != request_id:
+                    continue
+                if message.kind is Kind.REPLY:
+                    return value
+                if message.kind is Kind.ERROR:
+                    raise wire.unpack_error(value)
+                deadline_s = time.monotonic() + timeout_s
+                if progress is not None:
+                    progress(int(value["done"]), int(value["total"]))
+            else:
+                self._pending.extend(_events(message))
+
+    # --- the data path ------------------------------------------------------------------------
+
+    def extend_plan(self, dataset: Dataset, shard_ids: Sequence[int]) -> range:
+        """Append shards to the plan; returns their positions. The order is the order of reading."""
+        count = len(dataset.shards)
+        if any(not 0 <= shard < count for shard in shard_ids):
+            raise UsageError(f"a plan names shards outside 0..{count - 1} of the dataset")
+        first = self._positions
+        for begin in range(0, len(shard_ids), wire.PLAN_IDS_PER_MESSAGE_MAX):
+            piece = shard_ids[begin : begin + wire.PLAN_IDS_PER_MESSAGE_MAX]
+            body = wire.pack_plan(dataset.dataset_id, piece, first + begin)
+            self._send(wire.pack(Kind.PLAN, body))
+        self._positions += len(shard_ids)
+        return range(first, self._positions)
+
+    def fileno(self) -> int:
+        """The socket, to wait on for reading. Events kept back by a request count as readable."""
+        return self._sock.fileno()
+
+    def receive(self) -> list[Event]:
+        """All events that are here now; never waits.
+
+        Raises:
+            DaemonUnavailableError: the daemon is gone; every extent is lost.
+            ProtocolError: it does not speak the protocol.
+        """
+        events = list(self._pending)
+        self._pending.clear()
+        for _ in range(_MESSAGES_PER_RECEIVE_MAX):
+            try:
+                message, descriptors = _receive(self._sock)
+            except BlockingIOError:
+                break
+            _close_all(descriptors)
+            events.extend(_events(message))
+        return events
+
+    def release(self, seqs: Sequence[int]) -> None:
+        """Give extents back, by sequence number, in any order, each once."""
+        for begin in range(0, len(seqs), wire.RELEASES_PER_MESSAGE_MAX):
+            piece = seqs[begin : begin + wire.RELEASES_PER_MESSAGE_MAX]
+            self._send(wire.pack(Kind.RELEASE, wire.pack_release(piece)))
+
+    def arena(self) -> memoryview:
+        """The whole arena, read-only. An extent begins at ``slot * extent_bytes``."""
+        return self._arena
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session. Views of the arena that are still around stay mapped until they go."""
+        _open_sessions.discard(self)
+        self._sock.close()
+        if self.arena_fd >= 0:
+            os.close(self.arena_fd)
+            self.arena_fd = -1
+        try:
+            self._arena.release()
+            self._map.close()
+        except BufferError:
+            # Somebody still looks at the arena; the mapping goes with the last view.
+            pass
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the socket without a word, keep the mapping."""
+        _open_sessions.discard(self)
+        self._sock.close()
+
+    # --- sockets ------------------------------------------------------------------------------
+
+    def _send_json(self, kind: Kind, value: dict[str, Any], timeout_s: float) -> None:
+        body = wire.pack_json(value)
+        if len(body) <= wire.INLINE_BODY_BYTES:
+            self._send(wire.pack(kind, body), timeout_s)
+            return
+        descriptor = body_to_memfd(body)
+        try:
+            self._send(wire.pack(kind, in_memfd=True), timeout_s, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _send(self, data: bytes, timeout_s: float = 60.0, descriptor: int | None = None) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                _send(self._sock, data, descriptor)
+                return
+            except BlockingIOError:
+                self._wait(selectors.EVENT_WRITE, deadline_s)
+
+    def _wait_message(self, deadline_s: float) -> Message:
+        while True:
+            try:
+                message, descriptors = _receive(self._sock)
+            except BlockingIOError:
+                self._wait(selectors.EVENT_READ, deadline_s)
+                continue
+            return _with_body(message, descriptors)
+
+    def _wait(self, what: int, deadline_s: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, what)
+            if not selector.select(max(0.0, deadline_s - time.monotonic())):
+                raise DaemonUnavailableError(
+                    "the daemon did not answer in time; see its log, and `gpufeed config show` for "
+                    "the origin that it asks"
+                )
+
+
+def body_to_memfd(body: bytes) -> int:
+    """A memfd with `body`; the caller closes it."""
+    descriptor = os.memfd_create("gpufeed-body", os.MFD_CLOEXEC)
+    view = memoryview(body)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor
+
+
+def body_from_memfd(descriptor: int) -> bytes:
+    """The body in a memfd that came with a message.
+
+    Raises:
+        ProtocolError: no regular, bounded memory behind it.
+    """
+    size = os.fstat(descriptor).st_size
+    if size > wire.MEMFD_BODY_BYTES_MAX:
+        raise ProtocolError(f"a message body of {size} bytes, over {wire.MEMFD_BODY_BYTES_MAX}")
+    return os.pread(descriptor, size, 0)
+
+
+def _send(sock: socket.socket, data: bytes, descriptor: int | None = None) -> None:
+    try:
+        if descriptor is None:
+            sock.send(data)
+        else:
+            socket.send_fds(sock, [data], [descriptor])
+    except (BrokenPipeError, ConnectionResetError):
+        raise DaemonUnavailableError("the daemon closed the session") from None
+
+
+def _receive(sock: socket.socket) -> tuple[Message, list[int]]:
+    try:
+        data, descriptors, _, _ = socket.recv_fds(
+            sock, wire.MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError:
+        raise DaemonUnavailableError("the daemon went away") from None
+    except TimeoutError:
+        raise DaemonUnavailableError("the daemon did not answer in time") from None
+    if not data:
+        _close_all(descriptors)
+        raise DaemonUnavailableError("the daemon closed the session")
+    return wire.unpack(data), descriptors
+
+
+def _with_body(message: Message, descriptors: list[int]) -> Message:
+    try:
+        if not message.in_memfd:
+            return message
+        if len(descriptors) != 1:
+            raise ProtocolError(f"{message.kind.name} came without its body")
+        return Message(message.kind, body_from_memfd(descriptors[0]))
+    finally:
+        _close_all(descriptors)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _events(message: Message) -> list[Event]:
+    if message.kind is Kind.EXTENTS:
+        return list(wire.unpack_extents(message.body))
+    if message.kind is Kind.SAMPLES:
+        return [wire.unpack_samples(message.body)]
+    if message.kind is Kind.SHARD_END:
+        value = message.json()
+        return [ShardEndEvent(value["position"], value["sample_count"], value["bytes_by_tier"])]
+    if message.kind is Kind.FAIL:
+        value = message.json()
+        return [FailEvent(value["position"], wire.unpack_error(value))]
+    if message.kind is Kind.ERROR:
+        raise wire.unpack_error(message.json())
+    raise ProtocolError(f"an unexpected {message.kind.name}")
+
+
+def _dataset(value: dict[str, Any]) -> Dataset:
+    names, sizes, counts = value["names"], value["sizes"], value["counts"]
+    shards = tuple(
+        ShardInfo(name, size, count if count >= 0 else None)
+        for name, size, count in zip(names, sizes, counts, strict=True)
+    )
+    return Dataset(value["dataset_id"], value["kind"], value["manifest_hash"], shards)

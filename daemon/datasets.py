@@ -1,0 +1,219 @@
+"""Opening a dataset: list or head what was named, make shards of it, check that they can be cached.
+
+The decisions are in `gpufeed.cachefs.listing`; here is the I/O, once a dataset and daemon, not once
+a rank: sessions that ask for the same thing at the same time share the answer, and the training
+process itself never speaks to the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpufeed.cachefs import urls as addresses
+from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
+from gpufeed.cachefs.errors import AccessDeniedError, CapacityError, NotFoundError, UsageError
+from gpufeed.cachefs.fill import Indexer
+from gpufeed.cachefs.listing import guess_kind, manifest_hash, tar_shards, virtual_shards
+from gpufeed.cachefs.model import ObjectInfo, ShardSpec
+from gpufeed.cachefs.origin.engine import OriginEngine
+from gpufeed.cachefs.sampleindex import SampleIndex
+from gpufeed.cachefs.store.store import ShardStore
+from gpufeed.cachefs.tarscan import TarIndexer
+from gpufeed.cachefs.units import MIB, format_bytes
+
+# HEAD requests under way while shards named one by one are looked up.
+HEADS_IN_FLIGHT = 32
+OBJECTS_MAX = 20_000_000
+# Shards filled ahead of the one being indexed.
+INDEX_AHEAD_SHARDS = 3
+KINDS = ("auto", "tar", "loose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a client asked for; equal requests share one answer."""
+
+    urls: tuple[str, ...]
+    kind: str = "auto"
+    virtual_shard_bytes: int = 32 * MIB
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDataset:
+    """A dataset that this daemon has listed. `sources[i]` is shard i."""
+
+    dataset_id: int
+    kind: str
+    manifest_hash: str
+    sources: tuple[ShardSource, ...]
+
+
+class Datasets:
+    """All datasets open in a daemon. Owned by its loop."""
+
+    def __init__(
+        self,
+        engine: OriginEngine,
+        store: ShardStore,
+        *,
+        allow: Sequence[str],
+        extent_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._allow = tuple(allow)
+        self._extent_bytes = extent_bytes
+        self._ids = itertools.count(1)
+        self._opening: dict[Wanted, asyncio.Task[OpenDataset]] = {}
+        # Sample counts of shards that could not be kept, so that they are not read again for it.
+        self._counted: dict[str, int] = {}
+
+    async def open(self, wanted: Wanted) -> OpenDataset:
+        """List the dataset.
+
+        Raises:
+            GpufeedError: nothing there, not allowed, no access, or a shard exceeds the cache.
+        """
+        task = self._opening.get(wanted)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._open(wanted))
+            self._opening[wanted] = task
+            task.add_done_callback(lambda _: self._opening.pop(wanted, None))
+        return await asyncio.shield(task)
+
+    def counts(self, dataset: OpenDataset) -> list[int]:
+        """Samples of each shard, -1 where not known yet."""
+        return [self._count(source) for source in dataset.sources]
+
+    def _count(self, source: ShardSource) -> int:
+        if isinstance(source.make_indexer, _Known):
+            return len(source.make_indexer.index)
+        stored = self._store.lookup(source.spec.digest)
+        if stored is not None and stored.sample_count is not None:
+            return stored.sample_count
+        return self._counted.get(source.spec.digest, -1)
+
+    async def index(
+        self, dataset: OpenDataset, cache: ShardCache, progress: Callable[[int, int], None]
+    ) -> None:
+        """Make every shard's sample count known, reading what is unknown once, into the cache."""
+        missing = [source for source in dataset.sources if self._count(source) < 0]
+        for done, source in enumerate(missing):
+            for following in missing[done + 1 : done + 1 + INDEX_AHEAD_SHARDS]:
+                cache.prefetch(following)
+            self._counted[source.spec.digest] = await _read_through(cache, source)
+            progress(done + 1, len(missing))
+
+    async def _open(self, wanted: Wanted) -> OpenDataset:
+        if wanted.kind not in KINDS:
+            raise UsageError(f"kind={wanted.kind!r} is none of {', '.join(KINDS)}")
+        named = [addresses.normalise(url) for url in addresses.expand(list(wanted.urls))]
+        if not named:
+            raise UsageError("no address was given")
+        options = dict(wanted.options)
+        for url in named:
+            self._check_allowed(url)
+        infos = await self._look_up(named, options)
+        kind = guess_kind(infos) if wanted.kind == "auto" else wanted.kind
+        sources = self._sources(kind, infos, named, wanted, options)
+        specs = [source.spec for source in sources]
+        self._check_capacity(specs)
+        return OpenDataset(next(self._ids), kind, manifest_hash(specs), tuple(sources))
+
+    def _check_allowed(self, url: str) -> None:
+        if not any(url.startswith(prefix) for prefix in self._allow):
+            raise AccessDeniedError(
+                f"this daemon may not read {url}: it serves {', '.join(self._allow) or 'nothing'}; "
+                "add the prefix to daemon.allow, or use an embedded daemon (GPUFEED_DAEMON=auto)"
+            )
+
+    async def _look_up(self, named: Sequence[str], options: Mapping[str, str]) -> list[ObjectInfo]:
+        infos: list[ObjectInfo] = []
+        limit = asyncio.Semaphore(HEADS_IN_FLIGHT)
+
+        async def head(url: str) -> ObjectInfo:
+            async with limit:
+                return await self._engine.head(url, options)
+
+        prefixes = [url for url in named if url.endswith("/")]
+        for prefix in prefixes:
+            found = await self._engine.list(prefix, options, limit_count=OBJECTS_MAX)
+            # Consoles leave zero-byte objects that stand for folders.
+            found = [info for info in found if not info.url.endswith("/")]
+            if not found:
+                raise NotFoundError(
+                    f"there is nothing under {prefix}: check the bucket, the prefix and its case"
+                )
+            infos.extend(found)
+        single = [url for url in named if not url.endswith("/")]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(head(url)) for url in single]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        infos.extend(task.result() for task in tasks)
+        return infos
+
+    def _sources(
+        self,
+        kind: str,
+        infos: Sequence[ObjectInfo],
+        named: Sequence[str],
+        wanted: Wanted,
+        options: Mapping[str, str],
+    ) -> list[ShardSource]:
+        if kind == "tar":
+            return [
+                ShardSource(spec=spec, options=options, make_indexer=_tar_indexer)
+                for spec in tar_shards(infos)
+            ]
+        prefix = named[0] if named[0].endswith("/") else named[0].rpartition("/")[0] + "/"
+        shards = virtual_shards(
+            infos,
+            prefix=prefix,
+            shard_bytes=wanted.virtual_shard_bytes,
+            extent_bytes=self._extent_bytes,
+        )
+        return [
+            ShardSource(spec=shard.spec, options=options, make_indexer=_Known(shard.index))
+            for shard in shards
+        ]
+
+    def _check_capacity(self, specs: Sequence[ShardSpec]) -> None:
+        largest = max(specs, key=lambda spec: spec.size_bytes)
+        if self._store.memory_only or largest.size_bytes <= self._store.capacity_bytes:
+            return
+        raise CapacityError(
+            f"the cache holds {format_bytes(self._store.capacity_bytes)}, but the shard "
+            f"{largest.name} alone is {format_bytes(largest.size_bytes)}: raise store.capacity to "
+            "at least that"
+        )
+
+
+async def _read_through(cache: ShardCache, source: ShardSource) -> int:
+    reader = cache.open(source)
+    try:
+        for extent in range(reader.extent_count):
+            slot, _ = await reader.extent(extent)
+            cache.tools.pool.drop(slot)
+        await reader.finish()
+        index = reader.samples(0, reader.extent_count)
+        return 0 if index is None else len(index)
+    finally:
+        reader.close()
+
+
+def _tar_indexer(spec: ShardSpec) -> Indexer:
+    return TarIndexer(spec.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    index: SampleIndex
+
+    def __call__(self, spec: ShardSpec) -> Indexer:
+        return KnownIndexer(self.index)

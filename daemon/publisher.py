@@ -1,0 +1,275 @@
+"""The publisher: walks one session's plan and publishes its shards' extents and samples, in order.
+
+It stays within the session's window: a credit is taken before an extent is sought and comes back
+with the client's release. Ahead of the cursor it lets the cache fill the next shards of the plan
+into the store, so that demand finds them there.
+
+Invariants:
+    - sequence numbers only grow; each published extent is held until released or the session ends;
+    - a sample is announced after the last extent that holds a byte of it;
+    - a sample that cannot fit the window is an error with both numbers, never a silent wait.
+
+One task a session, on the daemon's loop. `send` never blocks; `drained` waits for the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+from gpufeed.cachefs import wire
+from gpufeed.cachefs.cache import ShardCache, ShardReader, ShardSource
+from gpufeed.cachefs.clock import Clock
+from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
+from gpufeed.cachefs.plan import PlanBook
+from gpufeed.cachefs.units import MIB, format_bytes
+from gpufeed.cachefs.wire import ExtentEvent, Kind, SamplesEvent
+
+# Extents of one shard sought at once: a disk wants a queue.
+READ_AHEAD_EXTENTS = 4
+# How far ahead of the cursor shards are filled: whichever comes first.
+PREFETCH_SHARDS_MAX = 8
+PREFETCH_BYTES_MAX = 256 * MIB
+PLAN_POSITIONS_MAX = 1 << 24
+
+
+class Outlet(Protocol):
+    """Where messages go."""
+
+    def send(self, data: bytes) -> None:
+        """Queue one message."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the queue is short."""
+        ...
+
+
+class Publisher:
+    """One session's plan, credits and held extents."""
+
+    def __init__(
+        self,
+        session: int,
+        cache: ShardCache,
+        book: PlanBook,
+        outlet: Outlet,
+        *,
+        window_extents: int,
+        clock: Clock,
+    ) -> None:
+        self._session = session
+        self._cache = cache
+        self._pool = cache.tools.pool
+        self._metrics = cache.tools.metrics
+        self._book = book
+        self._outlet = outlet
+        self._clock = clock
+        self._window = window_extents
+        self._credits = window_extents
+        self._credit_came = asyncio.Event()
+        self._plan: collections.deque[tuple[int, ShardSource]] = collections.deque()
+        self._plan_grew = asyncio.Event()
+        self._held: dict[int, tuple[int, str]] = {}
+        self._seq = 0
+
+    # --- from the client ----------------------------------------------------------------------
+
+    def extend(self, first_position: int, sources: Sequence[ShardSource]) -> None:
+        """Append to the plan.
+
+        Raises:
+            ProtocolError: the plan would exceed `PLAN_POSITIONS_MAX`.
+        """
+        if len(self._plan) + len(sources) > PLAN_POSITIONS_MAX:
+            raise ProtocolError(f"a plan of more than {PLAN_POSITIONS_MAX} positions")
+        self._book.extend(self._session, (source.spec.digest for source in sources))
+        self._plan.extend(enumerate(sources, first_position))
+        self._plan_grew.set()
+
+    def release(self, seqs: Sequence[int]) -> None:
+        """The client gives extents back.
+
+        Raises:
+            ProtocolError: it never had one of them.
+        """
+        for seq in seqs:
+            if seq not in self._held:
+                raise ProtocolError(f"extent {seq} was released, but is not published")
+            slot, digest = self._held.pop(seq)
+            self._pool.drop(slot, wanted=self._book.pending(digest))
+        self._credits += len(seqs)
+        self._credit_came.set()
+
+    def close(self) -> None:
+        """Take every extent back. The task has ended."""
+        for slot, digest in self._held.values():
+            self._pool.drop(slot, wanted=self._book.pending(digest))
+        self._held.clear()
+
+    # --- the task -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Publish the plan as it grows, until cancelled or until a shard fails."""
+        while True:
+            while not self._plan:
+                self._plan_grew.clear()
+                await self._plan_grew.wait()
+            position, source = self._plan[0]
+            try:
+                await self._publish(position, source)
+            except GpufeedError as error:
+                value = {"position": position, **wire.pack_error(error)}
+                self._outlet.send(wire.pack(Kind.FAIL, wire.pack_json(value)))
+                return
+            self._plan.popleft()
+            self._book.advance(self._session)
+
+    def _prefetch(self) -> None:
+        ahead_bytes = 0
+        for i in range(1, min(len(self._plan), PREFETCH_SHARDS_MAX + 1)):
+            source = self._plan[i][1]
+            ahead_bytes += source.spec.size_bytes
+            if ahead_bytes > PREFETCH_BYTES_MAX:
+                return
+            self._cache.prefetch(source)
+
+    async def _publish(self, position: int, source: ShardSource) -> None:
+        reader = self._cache.open(source)
+        seeker = _Seeker(reader)
+        shard = _Progress(position)
+        try:
+            self._prefetch()
+            for extent in range(reader.extent_count):
+                while seeker.wants_more(extent) and self._take_credit():
+                    seeker.seek_next()
+                while not seeker.has_pending:
+                    self._check_window(shard, extent, source)
+                    await self._wait_credit()
+                    if self._take_credit():
+                        seeker.seek_next()
+                slot, tier = await self._timed(seeker.next())
+                self._publish_extent(shard, extent, reader.length(extent), slot, source)
+                shard.bytes_by_tier[tier] += reader.length(extent)
+                self._publish_samples(shard, reader, extent + 1)
+                await self._outlet.drained()
+            await reader.finish()
+            self._publish_samples(shard, reader, reader.extent_count + 1)
+            value = {
+                "position": position,
+                "sample_count": shard.samples_sent,
+                "bytes_by_tier": dict(shard.bytes_by_tier),
+            }
+            self._outlet.send(wire.pack(Kind.SHARD_END, wire.pack_json(value)))
+        finally:
+            unused = await seeker.close()
+            for slot in unused:
+                self._pool.drop(slot, wanted=self._book.pending(source.spec.digest))
+            self._credits += seeker.pending_at_close
+            reader.close()
+
+    def _publish_extent(
+        self, shard: _Progress, extent: int, length: int, slot: int, source: ShardSource
+    ) -> None:
+        self._seq += 1
+        self._held[self._seq] = (slot, source.spec.digest)
+        event = ExtentEvent(self._seq, shard.position, extent, slot, length)
+        self._outlet.send(wire.pack(Kind.EXTENTS, wire.pack_extents([event])))
+        self._metrics.add("published_bytes_total", length)
+
+    def _publish_samples(self, shard: _Progress, reader: ShardReader, extents_done: int) -> None:
+        index = reader.samples(shard.samples_sent, extents_done)
+        if index is None:
+            return
+        whole = SamplesEvent(shard.position, shard.samples_sent, index)
+        for event in wire.split_samples(whole):
+            self._outlet.send(wire.pack(Kind.SAMPLES, wire.pack_samples(event)))
+        shard.samples_sent += len(index)
+        shard.last_end_bytes = int(index.ends()[-1])
+
+    async def _timed(self, found: Awaitable[tuple[int, str]]) -> tuple[int, str]:
+        begin_s = self._clock.monotonic_s()
+        try:
+            return await found
+        finally:
+            self._metrics.add("stall_seconds_total", self._clock.monotonic_s() - begin_s)
+
+    # --- credits ------------------------------------------------------------------------------
+
+    def _take_credit(self) -> bool:
+        if self._credits <= 0:
+            return False
+        self._credits -= 1
+        return True
+
+    async def _wait_credit(self) -> None:
+        while self._credits <= 0:
+            self._credit_came.clear()
+            await self._credit_came.wait()
+
+    def _check_window(self, shard: _Progress, extent: int, source: ShardSource) -> None:
+        """Out of credit: make sure that the client is able to give some back."""
+        extent_bytes = self._cache.tools.extent_bytes
+        unfinished = extent - shard.last_end_bytes // extent_bytes
+        if self._credits <= 0 and unfinished >= self._window:
+            raise CapacityError(
+                f"a sample of {source.spec.name} that begins near byte {shard.last_end_bytes} is "
+                f"longer than the session's window of {format_bytes(self._window * extent_bytes)}:"
+                " raise arena.size, or ask for a larger window_bytes"
+            )
+
+
+class _Progress:
+    """How far one shard has been published."""
+
+    __slots__ = ("bytes_by_tier", "last_end_bytes", "position", "samples_sent")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.samples_sent = 0
+        self.last_end_bytes = 0
+        self.bytes_by_tier: collections.Counter[str] = collections.Counter()
+
+
+class _Seeker:
+    """Up to `READ_AHEAD_EXTENTS` extents of one shard under way, taken in order."""
+
+    def __init__(self, reader: ShardReader) -> None:
+        self._reader = reader
+        self._next = 0
+        self._tasks: collections.deque[asyncio.Task[tuple[int, str]]] = collections.deque()
+        self.pending_at_close = 0
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._tasks)
+
+    def wants_more(self, extent: int) -> bool:
+        """While `extent` is the next to be taken."""
+        end = min(self._reader.extent_count, extent + READ_AHEAD_EXTENTS)
+        return self._next < end
+
+    def seek_next(self) -> None:
+        coroutine = self._reader.extent(self._next)
+        self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+        self._next += 1
+
+    def next(self) -> Awaitable[tuple[int, str]]:
+        """The next extent in order; it is the caller's from then on."""
+        return self._take()
+
+    async def _take(self) -> tuple[int, str]:
+        found = await asyncio.shield(self._tasks[0])
+        self._tasks.popleft()
+        return found
+
+    async def close(self) -> list[int]:
+        """Cancel what is under way; returns slots that were found and not taken."""
+        self.pending_at_close = len(self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        return [result[0] for result in results if isinstance(result, tuple)]

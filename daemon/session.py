@@ -1,0 +1,423 @@
+"""Sessions: the daemon's side of the socket. One `ServerSession` a connection, one server.
+
+The socket is the lease. When it closes, at any point and for any reason, the session's task is
+cancelled and every extent, claim and plan position it held goes back, in that order. What a client
+sends is checked (`cachefs.wire`); the first message that is wrong ends the session with an error
+that says so, and reaches no other session.
+
+Owned by the daemon's loop. `SOCK_SEQPACKET` has no asyncio transport, so readiness callbacks drive
+a non-blocking socket; the queue of outgoing messages is bounded by the session's window, and by
+`OUTBOX_MESSAGES_MAX`, at which the publisher waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from gpufeed.cachefs import wire
+from gpufeed.cachefs.arena.pool import WINDOWS_RATIO
+from gpufeed.cachefs.cache import ShardCache
+from gpufeed.cachefs.client import body_from_memfd, body_to_memfd
+from gpufeed.cachefs.clock import Clock
+from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError, UsageError
+from gpufeed.cachefs.plan import PlanBook
+from gpufeed.cachefs.units import MIB, format_bytes
+from gpufeed.cachefs.wire import Kind, Message
+from gpufeed.daemon.datasets import Datasets, OpenDataset, Wanted
+from gpufeed.daemon.publisher import Publisher
+
+_LOG = logging.getLogger("gpufeed.session")
+
+OUTBOX_MESSAGES_MAX = 256
+MESSAGES_PER_WAKE_MAX = 64
+REQUESTS_IN_FLIGHT_MAX = 8
+DATASETS_PER_SESSION_MAX = 256
+WINDOW_EXTENTS_MIN = 4
+WINDOW_DEFAULT_RATIO = 0.25
+OPTION_NAMES = ("endpoint", "key", "secret", "token", "region")
+
+
+class Windows:
+    """What sessions may hold together. Pure."""
+
+    def __init__(self, slot_count: int, extent_bytes: int) -> None:
+        self._limit = max(WINDOW_EXTENTS_MIN, int(slot_count * WINDOWS_RATIO))
+        self._default = max(WINDOW_EXTENTS_MIN, int(slot_count * WINDOW_DEFAULT_RATIO))
+        self._extent_bytes = extent_bytes
+        self._granted = 0
+
+    def grant(self, window_bytes: int) -> int:
+        """Extents granted for a wish of `window_bytes` (0: the default); maybe fewer than wished.
+
+        Raises:
+            CapacityError: not even `WINDOW_EXTENTS_MIN` are left.
+        """
+        wish = -(-window_bytes // self._extent_bytes) if window_bytes > 0 else self._default
+        left = self._limit - self._granted
+        if left < WINDOW_EXTENTS_MIN:
+            raise CapacityError(
+                f"the arena's {format_bytes(self._limit * self._extent_bytes)} for sessions are "
+                f"taken, and one needs at least "
+                f"{format_bytes(WINDOW_EXTENTS_MIN * self._extent_bytes)}: raise arena.size"
+            )
+        granted = max(WINDOW_EXTENTS_MIN, min(wish, left))
+        self._granted += granted
+        return granted
+
+    def give_back(self, extents: int) -> None:
+        """A session ended."""
+        self._granted -= extents
+
+
+class ServerSession:
+    """One connection, from HELLO to its close."""
+
+    def __init__(self, number: int, sock: socket.socket, server: SessionServer) -> None:
+        self._number = number
+        self._sock = sock
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._outbox: collections.deque[tuple[bytes, int | None]] = collections.deque()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._window = 0
+        self._publisher: Publisher | None = None
+        self._datasets: dict[int, OpenDataset] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        for _ in range(MESSAGES_PER_WAKE_MAX):
+            if self._closing:
+                return
+            try:
+                data, descriptors, _, _ = socket.recv_fds(
+                    self._sock, wire.MESSAGE_BYTES_MAX, 2, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            except OSError:
+                self._end()
+                return
+            if not data:
+                self._end()
+                return
+            try:
+                self._handle(_with_body(data, descriptors))
+            except GpufeedError as error:
+                self._refuse(error)
+                return
+
+    def _handle(self, message: Message) -> None:
+        if self._publisher is None:
+            if message.kind is not Kind.HELLO:
+                raise ProtocolError(f"{message.kind.name} came before HELLO")
+            self._hello(message.json())
+        elif message.kind is Kind.RELEASE:
+            self._publisher.release(wire.unpack_release(message.body))
+        elif message.kind is Kind.PLAN:
+            self._plan(self._publisher, message.body)
+        elif message.kind in (Kind.OPEN, Kind.INDEX):
+            self._request(message.kind, message.json())
+        else:
+            raise ProtocolError(f"a client does not send {message.kind.name}")
+
+    def _hello(self, value: dict[str, Any]) -> None:
+        server = self._server
+        window_bytes = value.get("window_bytes", 0)
+        if not isinstance(window_bytes, int):
+            raise ProtocolError("HELLO: window_bytes is no number")
+        self._window = server.windows.grant(window_bytes)
+        self._publisher = Publisher(
+            self._number, server.cache, server.book, self,
+            window_extents=self._window, clock=server.clock,
+        )  # fmt: skip
+        self._spawn(self._publisher.run())
+        arena = server.cache.tools.pool.arena
+        welcome = {
+            "arena_bytes": arena.size_bytes,
+            "extent_bytes": arena.extent_bytes,
+            "window_extents": self._window,
+        }
+        self._send(wire.pack(Kind.WELCOME, wire.pack_json(welcome)), os.dup(arena.fd))
+
+    def _plan(self, publisher: Publisher, body: bytes) -> None:
+        dataset_id, shard_ids, first = wire.unpack_plan(body)
+        dataset = self._datasets.get(dataset_id)
+        if dataset is None:
+            raise ProtocolError(f"PLAN names dataset {dataset_id}, which is not open here")
+        count = len(dataset.sources)
+        if any(shard >= count for shard in shard_ids):
+            raise ProtocolError(f"PLAN names a shard outside the dataset's {count}")
+        publisher.extend(first, [dataset.sources[shard] for shard in shard_ids])
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _request(self, kind: Kind, value: dict[str, Any]) -> None:
+        if len(self._tasks) > REQUESTS_IN_FLIGHT_MAX:
+            raise ProtocolError(f"more than {REQUESTS_IN_FLIGHT_MAX} requests at once")
+        answer = self._open if kind is Kind.OPEN else self._index
+        self._spawn(self._answer(answer, value))
+
+    async def _answer(self, answer: Any, value: dict[str, Any]) -> None:
+        request = {"id": value.get("id")}
+        try:
+            body = wire.pack_json({**request, **await answer(value)})
+            self._send_body(Kind.REPLY, body)
+        except GpufeedError as error:
+            body = wire.pack_json({**request, **wire.pack_error(error)})
+            self._send_body(Kind.ERROR, body)
+
+    async def _open(self, value: dict[str, Any]) -> dict[str, Any]:
+        if len(self._datasets) >= DATASETS_PER_SESSION_MAX:
+            raise UsageError(f"a session opens at most {DATASETS_PER_SESSION_MAX} datasets")
+        dataset = await self._server.datasets.open(_wanted(value))
+        self._datasets[dataset.dataset_id] = dataset
+        digests = [source.spec.digest for source in dataset.sources]
+        self._server.book.claim(self._number, digests)
+        return self._describe(dataset)
+
+    async def _index(self, value: dict[str, Any]) -> dict[str, Any]:
+        dataset = self._datasets.get(value.get("dataset_id", -1))
+        if dataset is None:
+            raise ProtocolError("INDEX names a dataset that is not open here")
+
+        def progress(done: int, total: int) -> None:
+            report = {"id": value.get("id"), "done": done, "total": total}
+            self._send(wire.pack(Kind.PROGRESS, wire.pack_json(report)))
+
+        await self._server.datasets.index(dataset, self._server.cache, progress)
+        return self._describe(dataset)
+
+    def _describe(self, dataset: OpenDataset) -> dict[str, Any]:
+        return {
+            "dataset_id": dataset.dataset_id,
+            "kind": dataset.kind,
+            "manifest_hash": dataset.manifest_hash,
+            "names": [source.spec.name for source in dataset.sources],
+            "sizes": [source.spec.size_bytes for source in dataset.sources],
+            "counts": self._server.datasets.counts(dataset),
+        }
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """See `Outlet`."""
+        self._send(data)
+
+    async def drained(self) -> None:
+        """See `Outlet`."""
+        await self._room.wait()
+
+    def _send_body(self, kind: Kind, body: bytes) -> None:
+        if len(body) <= wire.INLINE_BODY_BYTES:
+            self._send(wire.pack(kind, body))
+        else:
+            self._send(wire.pack(kind, in_memfd=True), body_to_memfd(body))
+
+    def _send(self, data: bytes, descriptor: int | None = None) -> None:
+        """Send now or queue. Takes the descriptor over."""
+        if self._closing:
+            _close(descriptor)
+            return
+        if self._outbox or not self._try_send(data, descriptor):
+            self._outbox.append((data, descriptor))
+            if len(self._outbox) >= OUTBOX_MESSAGES_MAX:
+                self._room.clear()
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def _try_send(self, data: bytes, descriptor: int | None) -> bool:
+        try:
+            if descriptor is None:
+                self._sock.send(data)
+            else:
+                socket.send_fds(self._sock, [data], [descriptor])
+        except BlockingIOError:
+            return False
+        except OSError:
+            # The client is gone; its end arrives on the reading side.
+            _close(descriptor)
+            return True
+        _close(descriptor)
+        return True
+
+    def _writable(self) -> None:
+        while self._outbox and self._try_send(*self._outbox[0]):
+            self._outbox.popleft()
+        if len(self._outbox) < OUTBOX_MESSAGES_MAX // 2:
+            self._room.set()
+        if not self._outbox:
+            self._loop.remove_writer(self._sock.fileno())
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("session %d: a task failed", self._number, exc_info=task.exception())
+            self._refuse(GpufeedError("the daemon met an internal error; its log has the trace"))
+
+    def _refuse(self, error: GpufeedError) -> None:
+        _LOG.warning("session %d ends: %s", self._number, error)
+        self._send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(error))))
+        self._end()
+
+    def _end(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+            self._server.ending(self._loop.create_task(self.close()))
+
+    async def close(self) -> None:
+        """Take everything back."""
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+            self._server.windows.give_back(self._window)
+        self._server.book.drop(self._number)
+        for _, descriptor in self._outbox:
+            _close(descriptor)
+        self._outbox.clear()
+        self._room.set()
+        self._sock.close()
+        self._server.ended(self._number)
+
+
+class SessionServer:
+    """Accepts sessions on a listening socket, which it owns from `start` on."""
+
+    def __init__(
+        self, cache: ShardCache, datasets: Datasets, book: PlanBook, *, clock: Clock,
+        sessions_max: int,
+    ) -> None:  # fmt: skip
+        self.cache = cache
+        self.datasets = datasets
+        self.book = book
+        self.clock = clock
+        arena = cache.tools.pool.arena
+        self.windows = Windows(arena.slot_count, arena.extent_bytes)
+        self._sessions_max = sessions_max
+        self._sessions: dict[int, ServerSession] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._numbers = 0
+        self._listener: socket.socket | None = None
+        self.on_count: Callable[[int], None] = lambda _: None
+
+    @property
+    def session_count(self) -> int:
+        """Sessions open."""
+        return len(self._sessions)
+
+    def start(self, listener: socket.socket) -> None:
+        """Accept from now on."""
+        listener.setblocking(False)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+
+    def stop_accepting(self) -> None:
+        """Close the listener. Open sessions go on."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        if len(self._sessions) >= self._sessions_max:
+            error = CapacityError(
+                f"{self._sessions_max} sessions are open already: raise daemon.sessions_max"
+            )
+            sock.send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(error))))
+            sock.close()
+            return
+        self._numbers += 1
+        self._sessions[self._numbers] = ServerSession(self._numbers, sock, self)
+        self.cache.tools.metrics.add("sessions_total")
+        self._count()
+
+    def ending(self, task: asyncio.Task[None]) -> None:
+        """Keep a session's closing task until it is done."""
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def ended(self, number: int) -> None:
+        """A session has given everything back."""
+        if self._sessions.pop(number, None) is not None:
+            self._count()
+
+    def _count(self) -> None:
+        self.cache.tools.metrics.set("sessions", len(self._sessions))
+        self.on_count(len(self._sessions))
+
+    async def close(self) -> None:
+        """End all sessions."""
+        self.stop_accepting()
+        sessions = list(self._sessions.values())
+        await asyncio.gather(*(session.close() for session in sessions))
+        await asyncio.gather(*self._ending)
+
+
+def _wanted(value: dict[str, Any]) -> Wanted:
+    urls, options = value.get("urls"), value.get("storage_options", {})
+    size = value.get("virtual_shard_bytes", 32 * MIB)
+    if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
+        raise ProtocolError("OPEN: urls is no list of strings")
+    if not isinstance(options, dict) or not isinstance(size, int) or size < MIB:
+        raise UsageError("storage_options must be a mapping, virtual_shard_bytes at least 1 MiB")
+    unknown = [name for name in options if name not in OPTION_NAMES]
+    if unknown:
+        raise UsageError(
+            f"storage_options has {', '.join(unknown)}; known are {', '.join(OPTION_NAMES)}"
+        )
+    return Wanted(
+        urls=tuple(urls),
+        kind=str(value.get("kind", "auto")),
+        virtual_shard_bytes=size,
+        options=tuple(sorted((name, str(option)) for name, option in options.items() if option)),
+    )
+
+
+def _with_body(data: bytes, descriptors: list[int]) -> Message:
+    try:
+        message = wire.unpack(data)
+        if not message.in_memfd:
+            return message
+        if len(descriptors) != 1:
+            raise ProtocolError(f"{message.kind.name} came without its body")
+        return Message(message.kind, body_from_memfd(descriptors[0]))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
