@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aiohttp import web
-from gpufeed.cachefs.errors import OperatorError
-from gpufeed.cachefs.metrics import METRICS, Metrics
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from gpufeed.cachefs.errors import OperatorError
+from gpufeed.cachefs.metrics import METRICS, Metrics
 
 PREFIX = "gpufeed_"
 
@@ -74,8 +75,8 @@ async def start(app: web.Application, host: str, port: int) -> tuple[web.AppRunn
     except OSError as error:
         await runner.cleanup()
         raise OperatorError(
-            f"cannot listen on http://{host}:{port} ({error.strerror or error}): another daemon may "
-            "run; choose another with --http-port, or -1 to switch it off"
+            f"cannot listen on http://{host}:{port} ({error.strerror or error}): another daemon "
+            "may run; choose another port with --http-port, or -1 to switch it off"
         ) from None
     found: int = runner.addresses[0][1]
     return runner, found

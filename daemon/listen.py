@@ -29,8 +29,8 @@ class SocketLock:
         self.path = socket_path + ".lock"
         self._descriptor = -1
 
-    def try_acquire(self) -> bool:
-        """Take the lock if nobody has it.
+    def acquire(self, *, wait: bool) -> bool:
+        """Take the lock; False if somebody has it and `wait` is not set.
 
         Raises:
             OperatorError: the directory cannot be written.
@@ -40,7 +40,7 @@ class SocketLock:
         except OSError as error:
             raise OperatorError(f"cannot lock {self.path}: {error.strerror}") from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(descriptor)
             return False
@@ -79,8 +79,12 @@ def bind(socket_path: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def listening(socket_path: str) -> Iterator[socket.socket]:
+def listening(socket_path: str, *, wait: bool = False) -> Iterator[socket.socket]:
     """A listening socket for the life of a daemon; the path is removed afterwards.
+
+    Args:
+        socket_path: where to listen; its directory is made, private, if missing.
+        wait: let a daemon that is ending finish first, instead of refusing.
 
     Raises:
         OperatorError: another daemon has it.
@@ -89,10 +93,10 @@ def listening(socket_path: str) -> Iterator[socket.socket]:
     if not os.path.isdir(directory):
         ensure_private_directory(directory)
     lock = SocketLock(socket_path)
-    if not lock.try_acquire():
+    if not lock.acquire(wait=wait):
         raise OperatorError(
-            f"another gpufeed daemon listens at {socket_path}; stop it, or choose another path with "
-            "--socket"
+            f"another gpufeed daemon listens at {socket_path}; stop it, or choose another path "
+            "with --socket"
         )
     try:
         sock = bind(socket_path)

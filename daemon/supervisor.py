@@ -14,20 +14,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import uvloop
+
+from gpufeed.cachefs import wire
 from gpufeed.cachefs.arena.memfd import Arena
 from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.cache import ShardCache
 from gpufeed.cachefs.clock import SystemClock
+from gpufeed.cachefs.errors import GpufeedError
 from gpufeed.cachefs.fill import FillTools
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.engine import OriginEngine
@@ -113,7 +117,7 @@ async def serve(settings: Settings, *, embedded: bool, ready_fd: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     path = settings.daemon.socket_path
-    with listening(path) as listener:
+    with listening(path, wait=embedded) as listener:
         async with running(settings, listener, embedded=embedded) as daemon:
             _announce(ready_fd, {"socket": path, "http_port": daemon.http_port, "pid": os.getpid()})
             if embedded:
@@ -142,10 +146,12 @@ class Linger:
             self._timer = loop.call_later(self._linger_s, self._stop.set)
 
 
-def _announce(ready_fd: int, value: dict[str, object]) -> None:
+def _announce(ready_fd: int, value: Mapping[str, object]) -> None:
     if ready_fd >= 0:
-        os.write(ready_fd, json.dumps(value).encode() + b"\n")
-        os.close(ready_fd)
+        # Nobody reads any more: then nobody needs to know.
+        with contextlib.suppress(OSError):
+            os.write(ready_fd, json.dumps(value).encode() + b"\n")
+            os.close(ready_fd)
 
 
 def command(argv: list[str]) -> int:
@@ -167,11 +173,25 @@ def command(argv: list[str]) -> int:
         help="write one JSON line to this descriptor when sessions are accepted",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
+    if arguments.embedded:
+        _detach()
     settings = load_settings(arguments).settings
     logging.basicConfig(
         level=settings.daemon.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    uvloop.run(serve(settings, embedded=arguments.embedded, ready_fd=arguments.ready_fd))
+    try:
+        uvloop.run(serve(settings, embedded=arguments.embedded, ready_fd=arguments.ready_fd))
+    except GpufeedError as error:
+        # Whoever waits for the ready line learns why there will be none.
+        _announce(arguments.ready_fd, wire.pack_error(error))
+        raise
     return 0
+
+
+def _detach() -> None:
+    """Become nobody's child, in a session of our own, while no thread runs yet."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
