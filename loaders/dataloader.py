@@ -1,0 +1,215 @@
+"""`DataLoader`: torch's own for any dataset, and our engine for a `ShardDataset`.
+
+A subclass, so that ``isinstance`` and every attribute hold. For a foreign dataset it changes
+nothing: all arguments go to torch. For a `ShardDataset` the arguments mean what they mean there,
+with three notes: the order belongs to the dataset (`shuffle`, `sampler` and `batch_sampler` are
+refused), workers live until the loader is closed or collected, and `persistent_workers=True` also
+lets the loader run on into the next epoch, so that there is no gap between epochs.
+
+The module of the package that imports torch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data import IterableDataset, default_convert
+
+from gpufeed.cachefs.errors import UsageError
+from gpufeed.loaders.batch import BatchRecord
+from gpufeed.loaders.batchslots import LOOKAHEAD_MIN
+from gpufeed.loaders.dataset import ShardDataset
+from gpufeed.loaders.engine import CHUNK_ROWS, Engine, EngineConfig, SessionFactory
+
+PREFETCH_FACTOR = 2  # torch's default
+_ORDER_ARGUMENTS = ("shuffle", "sampler", "batch_sampler")
+
+
+class _Described(IterableDataset[Any]):
+    """Stands for a `ShardDataset` while torch checks its arguments."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """A drop-in for `torch.utils.data.DataLoader`.
+
+    Args:
+        dataset: any dataset of torch's, or a `ShardDataset`.
+        batch_size: samples a batch; None yields single samples.
+        session_factory: opens the session instead of the one that the dataset's `daemon` names.
+        **options: as torch's.
+
+    Raises:
+        UsageError: a sampler or shuffle with a `ShardDataset`.
+        ValueError: what torch refuses.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        *arguments: Any,
+        session_factory: SessionFactory | None = None,
+        **options: Any,
+    ) -> None:
+        self._engine: Engine | None = None
+        if not isinstance(dataset, ShardDataset):
+            super().__init__(dataset, batch_size, *arguments, **options)
+            return
+        options |= dict(zip(_POSITIONAL, arguments, strict=False))
+        for name in _ORDER_ARGUMENTS:
+            if options.get(name):
+                raise UsageError(
+                    f"{name} does not go with a ShardDataset, whose order is its own; leave it "
+                    'out and use ShardDataset(..., shuffle="shards" or "none")'
+                )
+            options.pop(name, None)
+        collate = options.get("collate_fn")
+        super().__init__(_Described(), batch_size, **options)
+        object.__setattr__(self, "dataset", dataset)
+        self._next_epoch = 0
+        self._user_collate = collate
+        self._engine = Engine(dataset, self._config(), session_factory=session_factory)
+
+    def _config(self) -> EngineConfig:
+        workers = self.num_workers
+        factor = self.prefetch_factor or PREFETCH_FACTOR
+        context = self.multiprocessing_context
+        single = self.batch_size is None
+        return EngineConfig(
+            batch_rows=self.batch_size or CHUNK_ROWS,
+            num_workers=workers,
+            lookahead=max(LOOKAHEAD_MIN, workers * factor),
+            drop_last=self.drop_last,
+            use_slots=not single,
+            collate=None if single else self._user_collate,
+            init_fn=self.worker_init_fn,
+            context=context if isinstance(context, BaseContext) else multiprocessing.get_context(),
+            continuous=self.persistent_workers,
+            timeout_s=float(self.timeout),
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that the next iteration runs; later ones count on from it."""
+        self._next_epoch = epoch
+
+    def __iter__(self) -> Any:
+        """Start the next epoch."""
+        if self._engine is None:
+            return super().__iter__()
+        dataset = self.dataset
+        assert isinstance(dataset, ShardDataset)
+        if dataset.epoch is not None:
+            self._next_epoch, dataset.epoch = dataset.epoch, None
+        epoch = self._next_epoch
+        self._next_epoch = epoch + 1
+        convert = self._batch if self.batch_size is not None else self._singles
+        return _Iterator(self._engine, epoch, convert, single=self.batch_size is None)
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank.
+
+        Raises:
+            TypeError: the dataset is not indexed, so nobody knows yet.
+        """
+        if self._engine is None:
+            return super().__len__()
+        engine = self._engine
+        count = engine.sample_count() if self.batch_size is None else engine.step_count()
+        if count is None:
+            raise TypeError(
+                "the dataset's samples are not counted yet; after the first epoch they are"
+            )
+        return count
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the loader was made; times in seconds, sizes in bytes."""
+        if self._engine is None:
+            raise UsageError("stats() needs a ShardDataset; torch's loader counts nothing")
+        feed, own = self._engine.feed_stats, self._engine.stats
+        return {
+            "samples": feed.samples_count,
+            "batches": own.batches_count,
+            "shards": feed.shards_count,
+            "units": feed.units_count,
+            "stall_s": own.stall_s,
+            "first_batch_s": own.first_batch_s,
+            "bytes_by_tier": dict(feed.bytes_by_tier),
+            "straddled_count": feed.straddled_count,
+            "heap_copies_count": self._engine.hand_over.heap_copies_count,
+            "skipped_count": own.skipped_count,
+        }
+
+    def close(self) -> None:
+        """End workers, feeder and session. Batches that are held stay valid."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _batch(self, record: BatchRecord) -> Any:
+        assert self._engine is not None
+        return self._pinned(self._engine.hand_over.to_torch(record))
+
+    def _singles(self, record: BatchRecord) -> list[Any]:
+        assert self._engine is not None
+        convert: Callable[[Any], Any] = self._user_collate or default_convert
+        samples = self._engine.hand_over.samples(record)
+        return [self._pinned(convert(sample)) for sample in samples]
+
+    def _pinned(self, batch: Any) -> Any:
+        if not (self.pin_memory and torch.cuda.is_available()):
+            return batch
+        from torch.utils.data._utils.pin_memory import pin_memory  # noqa: PLC0415 CUDA only
+
+        return pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own, unannotated
+
+
+# torch's positional arguments after dataset and batch_size.
+_POSITIONAL = (
+    "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory",
+    "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+)  # fmt: skip
+
+
+class _Iterator:
+    """One epoch. Dropping it early abandons the epoch."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        epoch: int,
+        convert: Callable[[BatchRecord], Any],
+        *,
+        single: bool,
+    ) -> None:
+        self._engine = engine
+        self._convert = convert
+        self._single = single
+        self._samples: deque[Any] = deque()
+        self._token = engine.begin(epoch)
+
+    def __iter__(self) -> _Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._samples:
+            return self._samples.popleft()
+        batch = self._engine.take(self._token, self._convert)
+        if batch is None:
+            raise StopIteration
+        if not self._single:
+            return batch
+        self._samples.extend(batch)
+        return self._samples.popleft()
+
+    def __del__(self) -> None:
+        token = getattr(self, "_token", None)
+        if token is not None:
+            self._engine.abandon(token)

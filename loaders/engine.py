@@ -1,0 +1,518 @@
+"""One loader's engine: it opens the session, starts workers and feeder, and hands batches over.
+
+Life: `begin(epoch)`, then `take` until it returns None; then the next epoch. An epoch that is left
+early is abandoned: its session is closed, which returns every lease, and the next epoch opens a
+new one. Workers and the ring of batch slots live until `close`. The order of starting is fixed:
+session, workers, feeder thread, so that no thread of ours exists when a worker is forked.
+
+Threads: all methods are the trainer's thread's. The feeder's thread never refers to the engine, so
+an engine that is dropped is collected, and closes. A forked child's copy does nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util  # its exit handler ends our workers; ours must run before it
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
+from queue import Empty
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpufeed.cachefs.errors import CorruptSampleError, GpufeedError, UsageError, WorkerError
+from gpufeed.loaders.batch import BatchRecord, HandOver
+from gpufeed.loaders.batchslots import SlotRing
+from gpufeed.loaders.dataset import ShardDataset
+from gpufeed.loaders.feeder import (
+    EpochEnd,
+    Failed,
+    FeedConfig,
+    Feeder,
+    FeedSource,
+    FeedStats,
+)
+from gpufeed.loaders.order import (
+    ShardPart,
+    epoch_shards,
+    rank_parts,
+    sample_seeds,
+    step_count,
+    whole_parts,
+)
+from gpufeed.loaders.pool import WorkerPool
+from gpufeed.loaders.samples import SampleMaker
+from gpufeed.loaders.stream import SeedOf
+from gpufeed.loaders.units import UnitRunner
+from gpufeed.loaders.worker import SharedFd, WorkerSpec
+from gpufeed.loaders.world import World
+
+if TYPE_CHECKING:
+    from gpufeed.cachefs.client import Dataset, Session
+
+SessionFactory = Callable[..., "Session"]
+T = TypeVar("T")
+
+CHUNK_ROWS = 16  # samples decoded at a time where the trainer takes them one by one
+JOIN_WAIT_S = 15.0  # over the feeder's own wait for units under way
+
+_live: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the loader asks of its engine.
+
+    Attributes:
+        batch_rows: samples a batch.
+        num_workers: decode processes; 0 decodes in the trainer's thread.
+        lookahead: batches made ahead of the trainer.
+        drop_last: leave the incomplete last batch out.
+        use_slots: rows into batch slots where they fit.
+        collate: makes a batch of samples, in the worker where there is one.
+        init_fn: called with the worker's number at its start.
+        context: how processes are started.
+        continuous: run on over the epoch's end.
+        timeout_s: wait for a batch, 0 for no limit.
+    """
+
+    batch_rows: int
+    num_workers: int = 0
+    lookahead: int = 2
+    drop_last: bool = False
+    use_slots: bool = True
+    collate: Callable[[list[Any]], Any] | None = None
+    init_fn: Callable[[int], None] | None = None
+    context: BaseContext | None = None
+    continuous: bool = False
+    timeout_s: float = 0.0
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What the trainer's side counts. Times in seconds."""
+
+    batches_count: int = 0
+    stall_s: float = 0.0
+    first_batch_s: float = 0.0
+    skipped_count: int = 0
+
+
+@dataclass(slots=True)
+class _Resources:
+    """What must be ended with the engine, held apart from it so that its collection can do so."""
+
+    pid: int
+    ring: SlotRing
+    pool: WorkerPool | None = None
+    arena_id: tuple[int, int] = (0, 0)
+    feeder: Feeder | None = None
+    thread: threading.Thread | None = None
+    source: FeedSource | None = field(default=None)
+
+    def end_stream(self) -> None:
+        """Stop the feeder, return its slots, close the session."""
+        if os.getpid() != self.pid:
+            return
+        feeder, self.feeder = self.feeder, None
+        thread, self.thread = self.thread, None
+        source, self.source = self.source, None
+        if feeder is None:
+            if source is not None:
+                source.session.close()
+            return
+        if thread is None:
+            feeder.shut_down()
+        else:
+            feeder.stop()
+            thread.join(JOIN_WAIT_S)
+        feeder.dispose()
+        while not feeder.ready.empty():
+            record = feeder.ready.get()
+            if isinstance(record, BatchRecord) and record.slot is not None:
+                self.ring.give_back(record.slot)
+
+    def end(self) -> None:
+        """End everything."""
+        if os.getpid() != self.pid:
+            return
+        self.end_stream()
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.stop()
+        self.ring.close()
+
+
+class Engine:
+    """See the top of the file."""
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        config: EngineConfig,
+        *,
+        world: World | None = None,
+        session_factory: SessionFactory | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._config = config
+        self._world = world
+        self._factory = session_factory
+        self._collate_here = config.num_workers == 0 or dataset.decode is None
+        self.feed_stats = FeedStats()
+        self.stats = EngineStats()
+        self._resources = _Resources(os.getpid(), SlotRing())
+        here = config.collate if self._collate_here else None
+        self.hand_over = HandOver(self._resources.ring, here)
+        self._sample_counts: list[int | None] | None = None
+        self._generation = 0
+        self._epoch = -1
+        self._running = False  # an epoch was begun and neither ended nor was abandoned
+        self._began_s = 0.0
+        self._first = False
+        self._skipped_count = 0
+        self._end = weakref.finalize(self, self._resources.end)
+        _live.add(self)
+
+    @property
+    def uses_processes(self) -> bool:
+        """Without a `decode` there is nothing that a process would save."""
+        return self._config.num_workers > 0 and self._dataset.decode is not None
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers."""
+        pool = self._resources.pool
+        return [] if pool is None else pool.pids
+
+    def open(self) -> FeedSource:
+        """Open the session and the dataset where they are not.
+
+        Raises:
+            UsageError: closed, or not on Linux.
+            GpufeedError: whatever the daemon answers.
+        """
+        source = self._resources.source
+        if source is not None:
+            return source
+        if not self._end.alive:
+            raise UsageError("the loader is closed; make a new one")
+        if sys.platform != "linux":
+            raise UsageError(f"gpufeed's data path is Linux only; this is {sys.platform}")
+        world = self._world = self._world or World.current()
+        session = self._connect()
+        try:
+            opened = session.open_dataset(self._dataset.request())
+            if world.world_size > 1 and any(s.sample_count is None for s in opened.shards):
+                opened = session.index_dataset(opened)
+        except BaseException:
+            session.close()
+            raise
+        counts = [shard.sample_count for shard in opened.shards]
+        old = self._sample_counts or []
+        if len(old) == len(counts):  # what earlier epochs learned
+            counts = [new if new is not None else known for new, known in zip(counts, old)]  # noqa: B905 equal by the line above
+        self._sample_counts = counts
+        source = self._source(session, opened, counts)
+        self._resources.source = source
+        return source
+
+    def step_count(self) -> int | None:
+        """Batches of an epoch on this rank; None where a shard's samples are not counted yet."""
+        total = self.sample_count()
+        if total is None:
+            return None
+        assert self._world is not None
+        return step_count(
+            total,
+            batch_size=self._config.batch_rows,
+            world_size=self._world.world_size,
+            drop_last=self._config.drop_last,
+        )
+
+    def sample_count(self) -> int | None:
+        """Samples of the dataset; None where a shard's samples are not counted yet."""
+        self.open()
+        counts = self._sample_counts
+        assert counts is not None
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def begin(self, epoch: int) -> int:
+        """Start `epoch`; returns a token for `take`. An epoch under way is abandoned."""
+        self._began_s = time.monotonic()
+        feeder = self._resources.feeder
+        follows = not self._config.continuous or epoch == self._epoch + 1
+        pool = self._resources.pool
+        if (
+            feeder is None
+            or self._running
+            or feeder.failed
+            or not follows
+            or (pool and pool.broken)
+        ):
+            self._restart()
+            assert self._resources.feeder is not None
+            self._resources.feeder.begin(epoch)
+        elif not self._config.continuous:
+            feeder.begin(epoch)
+        self._epoch = epoch
+        self._generation += 1
+        self._running = self._first = True
+        self._skipped_count = 0
+        return self._generation
+
+    def take(self, token: int, convert: Callable[[BatchRecord], T]) -> T | None:
+        """The next batch, converted; None at the epoch's end.
+
+        Raises:
+            UsageError: a later `begin` ended this epoch.
+            WorkerError: a worker died, a sample failed, or `timeout_s` passed.
+            GpufeedError: whatever else ended the feeder.
+        """
+        if token != self._generation:
+            raise UsageError("this iterator was ended by a later iter() of the same loader")
+        if not self._running:
+            return None
+        try:
+            while True:
+                record = self._next()
+                if record is None:
+                    self._running = False
+                    return None
+                self._judge(record)
+                if record.good_count == 0:
+                    self._discard(record)
+                    continue
+                batch = convert(record)
+                self._took()
+                return batch
+        except BaseException:
+            self.abandon(token)
+            raise
+
+    def abandon(self, token: int) -> None:
+        """Leave the epoch early: units under way are finished, leases returned."""
+        if token == self._generation and self._running:
+            self._running = False
+            self._resources.end_stream()
+
+    def close(self) -> None:
+        """End workers, feeder and session. Batches that are held stay valid."""
+        self._running = False
+        self._generation += 1
+        self._end()
+
+    def _connect(self) -> Session:
+        factory = self._factory
+        if factory is None:
+            from gpufeed.loaders.embedded import open_session  # noqa: PLC0415 light import
+
+            factory = open_session
+        return factory(daemon=self._dataset.daemon, window_bytes=self._dataset.window_bytes)
+
+    def _source(self, session: Session, opened: Dataset, counts: list[int | None]) -> FeedSource:
+        dataset, world, rows = self._dataset, self._world, self._config.batch_rows
+        assert world is not None
+
+        def parts_of(epoch: int) -> Iterator[ShardPart]:
+            order = epoch_shards(
+                len(counts), seed=dataset.seed, epoch=epoch, shuffle=dataset.shuffle
+            )
+            if world.world_size == 1:
+                return whole_parts(order)
+            known = [count or 0 for count in counts]
+            return rank_parts(
+                order, known, batch_size=rows, rank=world.rank, world_size=world.world_size
+            )
+
+        def seeds_of(epoch: int) -> SeedOf:
+            return sample_seeds(dataset.seed, epoch)
+
+        return FeedSource(
+            session=session,
+            dataset=opened,
+            parts_of=parts_of,
+            seeds_of=seeds_of,
+            sample_counts=counts,
+        )
+
+    def _restart(self) -> None:
+        """A new stream: session, workers where there are none, feeder."""
+        resources = self._resources
+        if resources.feeder is not None:
+            resources.end_stream()
+        source = self.open()
+        config = self._config
+        feed = FeedConfig(
+            batch_rows=config.batch_rows,
+            lookahead=config.lookahead if config.num_workers else 1,
+            drop_last=config.drop_last,
+            use_slots=config.use_slots and config.collate is None,
+            whole_batches=config.collate is not None and self.uses_processes,
+            continuous=config.continuous and config.num_workers > 0,
+            own_thread=config.num_workers == 0,
+        )
+        local = None
+        if self.uses_processes:
+            self._ensure_pool(source.session)
+        else:
+            local = self._local_runner(source.session)
+        pool = resources.pool if local is None else None
+        feeder = Feeder(feed, source, resources.ring, pool=pool, local=local, stats=self.feed_stats)
+        resources.feeder = feeder
+        if config.num_workers:
+            resources.thread = threading.Thread(
+                target=feeder.run, name="gpufeed-feeder", daemon=True
+            )
+            resources.thread.start()
+
+    def _local_runner(self, session: Session) -> UnitRunner:
+        decode = self._dataset.decode
+        runner = UnitRunner(SampleMaker(session.arena(), decode), keep_samples=decode is None)
+        ring = self._resources.ring
+        if ring.shape is not None:
+            runner.configure(ring.fd, ring.shape)
+        return runner
+
+    def _ensure_pool(self, session: Session) -> None:
+        """Workers that map this session's arena."""
+        resources, config = self._resources, self._config
+        status = os.fstat(session.arena_fd)
+        arena_id = (status.st_dev, status.st_ino)
+        pool = resources.pool
+        if pool is not None:
+            if len(pool) and not pool.broken and resources.arena_id == arena_id:
+                return
+            resources.pool = None
+            pool.stop()
+        # A copy of our own: a forked child closes the session and its descriptors at once.
+        arena_fd = os.dup(session.arena_fd)
+        try:
+            resources.pool = WorkerPool(
+                config.context or multiprocessing.get_context(),
+                lambda number: self._spec(number, arena_fd, session.arena_bytes),
+                config.num_workers,
+            )
+        finally:
+            os.close(arena_fd)
+        resources.arena_id = arena_id
+        if resources.ring.shape is not None:
+            resources.pool.configure(resources.ring.shape)
+
+    def _spec(self, number: int, arena_fd: int, arena_bytes: int) -> WorkerSpec:
+        return WorkerSpec(
+            worker=number,
+            worker_count=self._config.num_workers,
+            seed=self._dataset.seed,
+            decode=self._dataset.decode,
+            collate=self._config.collate,
+            init_fn=self._config.init_fn,
+            dataset=self._dataset,
+            arena=SharedFd(arena_fd),
+            arena_bytes=arena_bytes,
+            ring=SharedFd(self._resources.ring.fd),
+        )
+
+    def _next(self) -> BatchRecord | None:
+        feeder = self._resources.feeder
+        assert feeder is not None
+        start = time.monotonic()
+        if self._resources.thread is None:
+            feeder.advance_until_ready()
+        try:
+            item = feeder.ready.get(timeout=self._config.timeout_s or None)
+        except Empty:
+            raise WorkerError(
+                f"no batch within timeout={self._config.timeout_s} s; the workers are slower than "
+                "that or the origin does not answer"
+            ) from None
+        now = time.monotonic()
+        self.stats.stall_s += now - start
+        if isinstance(item, Failed):
+            raise item.error
+        if isinstance(item, EpochEnd):
+            return None
+        if self._first:
+            self._first = False
+            self.stats.first_batch_s = now - self._began_s
+        self.stats.batches_count += 1
+        return item
+
+    def _judge(self, record: BatchRecord) -> None:
+        """Apply the job's policy to what failed in a batch."""
+        if record.collate_failure is not None:
+            self._free(record)
+            raise record.collate_failure.exception()
+        if not record.failures:
+            return
+        first = record.failures[min(record.failures)]
+        if self._dataset.on_error == "raise":
+            self._free(record)
+            raise first.exception()
+        self.stats.skipped_count += len(record.failures)
+        self._skipped_count += len(record.failures)
+        limit = self._dataset.skip_limit
+        if self._skipped_count > limit:
+            self._free(record)
+            raise CorruptSampleError(
+                f"{self._skipped_count} samples of epoch {self._epoch} failed to decode, over the "
+                f"skip_limit of {limit}; the last was {first.sample}"
+            ) from first.exception()
+        assert self._world is not None
+        if record.good_count == 0 and self._world.world_size > 1:
+            self._free(record)
+            raise CorruptSampleError(
+                f"no sample of batch {record.index} of epoch {self._epoch} could be decoded, and "
+                "leaving a batch out would part the ranks"
+            ) from first.exception()
+
+    def _discard(self, record: BatchRecord) -> None:
+        self._free(record)
+        self._took()
+
+    def _free(self, record: BatchRecord) -> None:
+        if record.slot is not None:
+            self._resources.ring.give_back(record.slot)
+            record.slot = None
+
+    def _took(self) -> None:
+        feeder = self._resources.feeder
+        assert feeder is not None
+        feeder.took()
+
+
+def iterate_samples(
+    dataset: ShardDataset, epoch: int, session_factory: SessionFactory | None = None
+) -> Iterator[Any]:
+    """The decoded samples of one epoch, in the calling thread.
+
+    Raises:
+        GpufeedError: as `Engine.take`.
+    """
+    config = EngineConfig(batch_rows=CHUNK_ROWS, use_slots=False)
+    engine = Engine(dataset, config, session_factory=session_factory)
+    try:
+        token = engine.begin(epoch)
+        while True:
+            samples = engine.take(token, engine.hand_over.samples)
+            if samples is None:
+                return
+            yield from samples
+    finally:
+        engine.close()
+
+
+def _close_all() -> None:
+    for engine in list(_live):
+        try:
+            engine.close()
+        except GpufeedError as error:  # at exit there is nobody to raise to
+            print(f"gpufeed: {error}", file=sys.stderr)  # noqa: T201 the interpreter is ending
+
+
+atexit.register(_close_all)
