@@ -32,6 +32,8 @@ from gpufeed.cachefs.errors import ProtocolError
 
 MAGIC = b"GFIX"
 VERSION = 1
+# Names are UTF-8, but tars written elsewhere hold other bytes; they come back as they went in.
+_NAME_ERRORS = "surrogateescape"
 _HEADER = struct.Struct("<4sHHIIII")
 
 
@@ -82,14 +84,14 @@ class SampleIndex:
         if not 0 <= position < count:
             raise IndexError(f"sample {position} of {count}")
         key_begin = int(self._key_end[position - 1]) if position else 0
-        key = self._keys[key_begin : int(self._key_end[position])].decode()
+        key = self._keys[key_begin : int(self._key_end[position])].decode(errors=_NAME_ERRORS)
         begin = int(self._first[position])
         end = int(self._first[position + 1]) if position + 1 < count else len(self._offset)
         members = []
         ext_begin = int(self._ext_end[begin - 1]) if begin else 0
         for row in range(begin, end):
             ext_end = int(self._ext_end[row])
-            ext = self._exts[ext_begin:ext_end].decode()
+            ext = self._exts[ext_begin:ext_end].decode(errors=_NAME_ERRORS)
             members.append(Member(ext, int(self._offset[row]), int(self._size[row])))
             ext_begin = ext_end
         return SampleRef(key, tuple(members))
@@ -187,11 +189,11 @@ class SampleIndexBuilder:
 
     def add(self, key: str, members: Sequence[Member]) -> None:
         """Append one sample."""
-        self._keys += key.encode()
+        self._keys += key.encode(errors=_NAME_ERRORS)
         self._key_end.append(len(self._keys))
         self._first.append(len(self._offset))
         for member in members:
-            self._exts += member.ext.encode()
+            self._exts += member.ext.encode(errors=_NAME_ERRORS)
             self._ext_end.append(len(self._exts))
             self._offset.append(member.offset_bytes)
             self._size.append(member.size_bytes)
