@@ -1,0 +1,123 @@
+"""`gpufeed config show` and `gpufeed config check`.
+
+`show` prints every setting with where it is from, as TOML that may be pasted into the file, or as
+JSON. `check` reads everything and says what will not do. Credentials are never printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+from gpufeed.cachefs.errors import ConfigError
+from gpufeed.cachefs.units import format_bytes
+from gpufeed.daemon.config import KEYS, LoadedSettings, add_config_flags, load_settings
+from gpufeed.daemon.listen import SOCKET_PATH_BYTES_MAX
+from gpufeed.daemon.machine import Machine, is_creatable, nearest_existing
+from gpufeed.daemon.settingvalues import show_value
+
+
+def command(argv: list[str]) -> int:
+    """``gpufeed config``.
+
+    Raises:
+        ConfigError: the settings are wrong.
+    """
+    parser = argparse.ArgumentParser(
+        prog="gpufeed config",
+        description="Show the settings and where each is from, or check them.",
+        epilog="examples: gpufeed config show; gpufeed config show --json; "
+        "gpufeed config check --config /etc/gpufeed/gpufeed.toml",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="show|check")
+    show = actions.add_parser("show", help="print every setting and where it is from")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    check = actions.add_parser("check", help="say whether the settings will do")
+    for sub in (show, check):
+        add_config_flags(sub)
+    arguments = parser.parse_args(argv)
+    loaded = load_settings(arguments)
+    if arguments.action == "check":
+        return _check(loaded)
+    sys.stdout.write(_as_json(loaded) if arguments.json else _as_toml(loaded))
+    return 0
+
+
+def _as_toml(loaded: LoadedSettings) -> str:
+    lines = [f"# file: {loaded.config_path or 'none'}"]
+    section = ""
+    for full_name, key in KEYS.items():
+        if key.section != section:
+            section = key.section
+            lines += ["", f"[{section}]"]
+        setting = f"{key.name} = {show_value(key, loaded.value(full_name))}"
+        if key.secret:
+            setting = f"# {setting}"
+        lines.append(f"{setting:<40} # {loaded.provenance[full_name]}")
+    return "\n".join(lines) + "\n"
+
+
+def _as_json(loaded: LoadedSettings) -> str:
+    values = {}
+    for full_name, key in KEYS.items():
+        value = loaded.value(full_name)
+        values[full_name] = {
+            "value": show_value(key, value) if key.secret else value,
+            "source": loaded.provenance[full_name],
+        }
+    return json.dumps({"file": loaded.config_path, "settings": values}, indent=2) + "\n"
+
+
+def _check(loaded: LoadedSettings) -> int:
+    problems = list(_problems(loaded))
+    for problem in problems:
+        sys.stderr.write(f"gpufeed: {problem}\n")
+    if problems:
+        return ConfigError.exit_status
+    for note in _notes(loaded):
+        sys.stdout.write(f"note: {note}\n")
+    sys.stdout.write(f"the configuration is valid (file: {loaded.config_path or 'none'})\n")
+    return 0
+
+
+def _problems(loaded: LoadedSettings) -> Iterator[str]:
+    """What would stop a daemon from starting."""
+    settings, provenance = loaded.settings, loaded.provenance
+    socket_path = settings.daemon.socket_path
+    if len(os.fsencode(socket_path)) > SOCKET_PATH_BYTES_MAX:
+        yield (
+            f"daemon.socket_path is {len(os.fsencode(socket_path))} bytes long "
+            f"({provenance['daemon.socket_path']}); the system allows {SOCKET_PATH_BYTES_MAX}"
+        )
+    path = settings.store.path
+    if path and not is_creatable(path):
+        yield (
+            f"store.path {path} cannot be written ({provenance['store.path']}); choose another, "
+            "or --memory-only"
+        )
+    limit = Machine().memory_limit()
+    if settings.arena.size_bytes > limit.value:
+        yield (
+            f"arena.size_bytes is {format_bytes(settings.arena.size_bytes)} "
+            f"({provenance['arena.size_bytes']}), more than {limit.how}"
+        )
+
+
+def _notes(loaded: LoadedSettings) -> Iterator[str]:
+    """What will do, but may surprise."""
+    settings = loaded.settings
+    if not settings.store.path:
+        yield "memory only: nothing is cached on disk"
+    elif settings.store.capacity_bytes:
+        found = os.statvfs(nearest_existing(settings.store.path))
+        total_bytes = found.f_blocks * found.f_frsize
+        if settings.store.capacity_bytes > total_bytes:
+            yield (
+                f"store.capacity_bytes is {format_bytes(settings.store.capacity_bytes)}, its "
+                f"filesystem has {format_bytes(total_bytes)}"
+            )
+    if not settings.origin.endpoint:
+        yield "origin.endpoint is not set: clients must name one for oss:// in storage_options"
