@@ -20,9 +20,7 @@ from gpufeed.daemon.machine import Machine
 def load(tmp_path):
     """Load with a file's text, an environment and flags, on a machine without surprises."""
 
-    def loaded(
-        text: str | None = None, flags: tuple[str, ...] = (), **environ: str
-    ) -> LoadedSettings:
+    def loaded(text: str | None = None, flags: tuple[str, ...] = (), **environ: str):
         parser = argparse.ArgumentParser()
         add_config_flags(parser)
         if text is not None:
