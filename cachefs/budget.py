@@ -92,8 +92,7 @@ class ByteBudget:
         assert old_bytes <= self.reserved_bytes, (old_bytes, self.reserved_bytes)
         more_bytes = new_bytes - old_bytes
         if more_bytes > 0 and (
-            more_bytes > self.available_bytes
-            or self.used_bytes + more_bytes > self.capacity_bytes
+            more_bytes > self.available_bytes or self.used_bytes + more_bytes > self.capacity_bytes
         ):
             return False
         self.reserved_bytes += more_bytes

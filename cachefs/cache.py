@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from gpufeed.cachefs.errors import GpufeedError, IntegrityError
 from gpufeed.cachefs.fill import Fill, FillTools, Indexer
 from gpufeed.cachefs.model import ShardSpec
@@ -72,8 +73,7 @@ class ShardCache:
         self.tools = tools
         self._wanted = wanted
         self._fills: dict[str, Fill] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._readers: dict[str, int] = {}
+        self._tasks: dict[Fill, asyncio.Task[None]] = {}
         self._loads: dict[tuple[str, int], asyncio.Future[None]] = {}
 
     def open(self, source: ShardSource) -> ShardReader:
@@ -83,7 +83,7 @@ class ShardCache:
     def prefetch(self, source: ShardSource) -> bool:
         """Begin to fill a shard into the store. False: it is there, under way, or has no room."""
         digest = source.spec.digest
-        if digest in self._fills or self.tools.store.lookup(digest) is not None:
+        if self._joinable(digest) is not None or self.tools.store.lookup(digest) is not None:
             return False
         reservation = self.tools.store.reserve(source.spec, wanted=self._wanted)
         if reservation is None:
@@ -98,7 +98,12 @@ class ShardCache:
     @property
     def fills_count(self) -> int:
         """Fills under way."""
-        return len(self._fills)
+        return len(self._tasks)
+
+    async def idle(self) -> None:
+        """Wait until no fill is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
 
     async def close(self) -> None:
         """Cancel all fills and wait until they let go of everything."""
@@ -113,7 +118,7 @@ class ShardCache:
         """The shard's fill: the one in flight, or a new one."""
         digest = source.spec.digest
         metrics = self.tools.metrics
-        fill = self._fills.get(digest)
+        fill = self._joinable(digest)
         if fill is not None:
             metrics.add("coalesced_total")
         else:
@@ -127,17 +132,18 @@ class ShardCache:
             )  # fmt: skip
             self._start(source, fill)
         fill.demanded = True
-        self._readers[digest] = self._readers.get(digest, 0) + 1
+        fill.readers += 1
         return fill
 
-    def leave(self, digest: str, fill: Fill) -> None:
+    def _joinable(self, digest: str) -> Fill | None:
+        fill = self._fills.get(digest)
+        return None if fill is None or fill.has_failed else fill
+
+    def leave(self, fill: Fill) -> None:
         """A reader is done with a fill."""
-        self._readers[digest] -= 1
-        if self._readers[digest]:
-            return
-        del self._readers[digest]
-        if self._fills.get(digest) is fill and not fill.is_cached:
-            self._tasks[digest].cancel()
+        fill.readers -= 1
+        if not fill.readers and not fill.is_cached and fill in self._tasks:
+            self._tasks[fill].cancel()
 
     def _start(self, source: ShardSource, fill: Fill) -> None:
         digest = source.spec.digest
@@ -145,19 +151,19 @@ class ShardCache:
         self.tools.pool.forget(digest)
         self._fills[digest] = fill
         task = asyncio.get_running_loop().create_task(fill.run(), name=f"fill {source.spec.name}")
-        self._tasks[digest] = task
+        self._tasks[fill] = task
 
         def done(_: asyncio.Task[None]) -> None:
+            del self._tasks[fill]
             if self._fills.get(digest) is fill:
                 del self._fills[digest]
-                del self._tasks[digest]
 
         task.add_done_callback(done)
 
     async def settled(self, fill: Fill) -> None:
         """Wait until a fill has committed or given up."""
-        task = self._tasks.get(fill.spec.digest)
-        if task is not None and self._fills.get(fill.spec.digest) is fill:
+        task = self._tasks.get(fill)
+        if task is not None:
             await asyncio.wait([task])
 
     # --- extents ------------------------------------------------------------------------------
@@ -269,7 +275,7 @@ class ShardReader:
     def _detach(self) -> None:
         if self._fill is not None:
             fill, self._fill = self._fill, None
-            self._cache.leave(self._digest, fill)
+            self._cache.leave(fill)
         if self._leased:
             self._leased = False
             self._cache.tools.store.release(self._digest)
@@ -309,7 +315,7 @@ class ShardReader:
     async def _from_fill(self, fill: Fill, extent: int) -> int | None:
         """A slot, or None: look again (the shard is in the store now, or filled anew)."""
         fill.advance(extent)
-        if fill.verified.done() and fill.verified.exception() is not None:
+        if fill.has_failed:
             raise _again(fill.verified.exception())
         if not fill.has_passed(extent):
             waiting = fill.wait(extent)

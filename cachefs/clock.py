@@ -1,4 +1,4 @@
-"""Time, passed in: `SystemClock` in production, `gpufeed.cachefs.testing.clock.ManualClock` in tests."""
+"""Time, passed in: `SystemClock` in production, `testing.clock.ManualClock` in tests."""
 
 from __future__ import annotations
 

@@ -27,12 +27,18 @@ from typing import Protocol
 
 from gpufeed.cachefs import checksum
 from gpufeed.cachefs.arena.pool import SlotPool
-from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError
+from gpufeed.cachefs.errors import (
+    GpufeedError,
+    IntegrityError,
+    OriginUnavailableError,
+    StorageError,
+)
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.placement import Work, extent_length, works, zero_ranges
 from gpufeed.cachefs.sampleindex import SampleIndex, SampleIndexBuilder
 from gpufeed.cachefs.store.store import Reservation, ShardStore
+from gpufeed.cachefs.tasks import finished
 from gpufeed.cachefs.units import MIB
 
 # Requests of one fill under way at once. Parts are megabytes; small objects are latency.
@@ -123,6 +129,7 @@ class Fill:
         self._options = options
         self._indexer = indexer
         self._reservation = reservation
+        self._has_room = reservation is not None
         self._count = spec.extent_count(tools.extent_bytes)
         self._extents: dict[int, _Extent] = {}
         self._early: dict[int, list[asyncio.Future[int]]] = collections.defaultdict(list)
@@ -139,6 +146,7 @@ class Fill:
         self.chunks: list[tuple[int, SampleIndex]] = []
         self.crcs: dict[int, int] = {}
         self.demanded = False
+        self.readers = 0
         loop = asyncio.get_running_loop()
         self.verified: asyncio.Future[None] = loop.create_future()
         # A fill that only prefetches has nobody who looks at its error.
@@ -154,9 +162,14 @@ class Fill:
     @property
     def is_cached(self) -> bool:
         """Whether the shard is on its way into the store (not bypassing it)."""
-        return self._reservation is not None and not self._write_failed
+        return self._has_room and not self._write_failed
 
     # --- for readers --------------------------------------------------------------------------
+
+    @property
+    def has_failed(self) -> bool:
+        """It is about to end with nothing; who comes now needs another fill."""
+        return self.verified.done() and self.verified.exception() is not None
 
     def has_passed(self, extent: int) -> bool:
         """The extent was received before; it may be gone from the arena by now."""
@@ -188,9 +201,10 @@ class Fill:
             metrics.add("fills_total")
             await self._commit()
         except GpufeedError as error:
-            await self._fail(error)
+            await finished(asyncio.get_running_loop().create_task(self._fail(error)))
         except asyncio.CancelledError:
-            await self._fail(IntegrityError(f"the fill of {self.spec.name} was cancelled"))
+            error = OriginUnavailableError(f"the fill of {self.spec.name} was given up")
+            await finished(asyncio.get_running_loop().create_task(self._fail(error)))
             raise
         finally:
             metrics.add("fills_in_flight", -1)
@@ -389,14 +403,18 @@ class Fill:
         reservation, self._reservation = self._reservation, None
         if reservation is None:
             return
+        # Not to be cut short: a commit ends whole, or leaves nothing.
+        await finished(asyncio.get_running_loop().create_task(self._end(reservation)))
+
+    async def _end(self, reservation: Reservation) -> None:
         store = self._tools.store
+        if self._write_failed:
+            await store.abort(reservation)
+            return
+        crcs = [self.crcs[i] for i in range(self._count)]
+        index = self.sample_index.encode() if self.chunks else None
         try:
-            if self._write_failed:
-                await store.abort(reservation)
-            else:
-                crcs = [self.crcs[i] for i in range(self._count)]
-                index = self.sample_index.encode() if self.chunks else None
-                await store.commit(reservation, crcs, index)
+            await store.commit(reservation, crcs, index)
         except StorageError:
             self._tools.metrics.add("bypass_total")
 
@@ -411,11 +429,12 @@ class Fill:
             if not future.done():
                 future.set_exception(error)
         self._early.clear()
+        # At once: the next fill of the same shard may begin before this one has ended.
+        self._tools.pool.forget(self.spec.digest)
         await self._drain_settling()
         for state in self._extents.values():
             self._tools.pool.drop(state.slot)
         self._extents.clear()
-        self._tools.pool.forget(self.spec.digest)
         if self._reservation is not None:
             reservation, self._reservation = self._reservation, None
             await self._tools.store.abort(reservation)

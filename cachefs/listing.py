@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from gpufeed.cachefs.errors import UsageError
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec, Source
 from gpufeed.cachefs.sampleindex import Member, SampleIndex, SampleIndexBuilder

@@ -70,6 +70,7 @@ class NeverEvict:
         assert scan_limit > 0, scan_limit
         self._scan_limit = scan_limit
         self._order: OrderedDict[str, int] = OrderedDict()  # digest -> bytes, oldest use first
+        self._total_bytes = 0
 
     def __len__(self) -> int:
         return len(self._order)
@@ -78,6 +79,7 @@ class NeverEvict:
         """See `Policy`."""
         assert digest not in self._order, digest
         self._order[digest] = size_bytes
+        self._total_bytes += size_bytes
 
     def use(self, digest: str) -> None:
         """See `Policy`."""
@@ -85,7 +87,7 @@ class NeverEvict:
 
     def remove(self, digest: str) -> None:
         """See `Policy`."""
-        del self._order[digest]
+        self._total_bytes -= self._order.pop(digest)
 
     def decide(
         self,
@@ -98,8 +100,8 @@ class NeverEvict:
         """See `Policy`. Victims are named, not removed: the store calls `remove` for each."""
         if size_bytes <= available_bytes:
             return Admit()
-        if size_bytes > available_bytes + sum_at_least(self._order, size_bytes - available_bytes):
-            return Bypass("larger than everything that could be evicted")
+        if size_bytes > available_bytes + self._total_bytes:
+            return Bypass("larger than all that could be evicted")
         victims: list[str] = []
         kept: list[str] = []
         room_bytes = available_bytes
@@ -116,13 +118,3 @@ class NeverEvict:
         if room_bytes < size_bytes:
             return Bypass("every other shard looked at is leased, or wanted by a live plan")
         return Admit(tuple(victims))
-
-
-def sum_at_least(sizes: OrderedDict[str, int], enough_bytes: int) -> int:
-    """The sum of `sizes`, or any partial sum that has reached `enough_bytes`."""
-    total_bytes = 0
-    for size_bytes in sizes.values():
-        total_bytes += size_bytes
-        if total_bytes >= enough_bytes:
-            break
-    return total_bytes

@@ -13,6 +13,7 @@ Owned by the daemon; any of its threads may read and write slots that it holds.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -79,5 +80,7 @@ class Arena:
     def close(self) -> None:
         """Unmap and close. Readers that still map it keep the memory until they let go."""
         self._view.release()
-        self._map.close()
+        # A traceback may still hold a view of a slot; the mapping goes with the last of them.
+        with contextlib.suppress(BufferError):
+            self._map.close()
         os.close(self.fd)

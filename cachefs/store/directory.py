@@ -119,9 +119,9 @@ class CacheDirectory:
         """Where a committed shard lies."""
         return os.path.join(self.path, "shards", digest[:2], digest)
 
-    def temporary_path(self, digest: str) -> str:
-        """Where a shard lies while it is being filled."""
-        return self.shard_path(digest) + TEMPORARY_SUFFIX
+    def temporary_path(self, digest: str, number: int) -> str:
+        """Where a shard lies while fill `number` writes it."""
+        return f"{self.shard_path(digest)}.{number}{TEMPORARY_SUFFIX}"
 
     def scan(self) -> Iterator[str]:
         """Digests of all files that bear a committed shard's name. Removes interrupted fills."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ from gpufeed.cachefs.store.directory import CacheDirectory, reconcile
 from gpufeed.cachefs.store.files import AlignedBuffer, DiskFiles, Files
 from gpufeed.cachefs.store.health import DiskHealth
 from gpufeed.cachefs.store.index import Index
+from gpufeed.cachefs.tasks import finished
 from gpufeed.cachefs.units import BLOCK_BYTES, round_up
 
 _LOG = logging.getLogger("gpufeed.store")
@@ -66,6 +68,7 @@ class Reservation:
 
     spec: ShardSpec
     size_bytes: int
+    number: int
     granted: asyncio.Future[None]
     opened: asyncio.Future[int] | None = None
     writes: set[asyncio.Future[None]] = field(default_factory=set)
@@ -104,6 +107,7 @@ class ShardStore:
         self._leases: collections.Counter[str] = collections.Counter()
         self._open: dict[str, _Open] = {}
         self._promised: collections.deque[Reservation] = collections.deque()
+        self._numbers = itertools.count(1)
         self._unlinking: set[asyncio.Future[None]] = set()
         self._leaving: dict[str, asyncio.Future[None]] = {}
         self._directory: CacheDirectory | None = None
@@ -217,7 +221,8 @@ class ShardStore:
         for victim in decision.victims:
             self._evict(victim)
             self._metrics.add("evictions_total")
-        reservation = Reservation(spec, size, asyncio.get_running_loop().create_future())
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reservation = Reservation(spec, size, next(self._numbers), granted)
         if self._budget.reserve(size):
             reservation.granted.set_result(None)
         else:
@@ -253,16 +258,17 @@ class ShardStore:
 
     async def _opened(self, reservation: Reservation) -> int:
         if reservation.opened is None:
-            reservation.opened = asyncio.ensure_future(self._create(reservation.spec))
+            reservation.opened = asyncio.ensure_future(self._create(reservation))
         return await asyncio.shield(reservation.opened)
 
-    async def _create(self, spec: ShardSpec) -> int:
+    async def _create(self, reservation: Reservation) -> int:
+        spec = reservation.spec
         assert self._directory is not None
         leaving = self._leaving.get(spec.digest)
         if leaving is not None:
             # The same shard was set aside just now; its removal must not hit the new file.
             await asyncio.shield(leaving)
-        path = self._directory.temporary_path(spec.digest)
+        path = self._directory.temporary_path(spec.digest, reservation.number)
         size = layout.DATA_OFFSET + layout.data_bytes_on_disk(spec.size_bytes)
         return await self._submit(self._files.create, path, size)
 
@@ -294,7 +300,7 @@ class ShardStore:
             )  # fmt: skip
             header = layout.pack_header(spec, self._extent_bytes, trailer, count)
             await self._tracked(
-                reservation, self._finish_file, descriptor, spec.digest, (header, trailer),
+                reservation, self._finish_file, descriptor, reservation, (header, trailer),
                 trailer_at,
             )  # fmt: skip
         except StorageError:
@@ -303,7 +309,7 @@ class ShardStore:
         return await self._enter(reservation, record)
 
     def _finish_file(
-        self, descriptor: int, digest: str, ends: tuple[bytes, bytes], trailer_at: int
+        self, descriptor: int, reservation: Reservation, ends: tuple[bytes, bytes], trailer_at: int
     ) -> None:
         """In a disk thread: trailer, header, sync, rename."""
         assert self._directory is not None
@@ -315,8 +321,10 @@ class ShardStore:
             finally:
                 buffer.close()
         self._files.sync(descriptor)
+        digest = reservation.spec.digest
         self._files.publish(
-            self._directory.temporary_path(digest), self._directory.shard_path(digest)
+            self._directory.temporary_path(digest, reservation.number),
+            self._directory.shard_path(digest),
         )
 
     async def _enter(self, reservation: Reservation, record: Record) -> StoredShard:
@@ -354,7 +362,7 @@ class ShardStore:
         await asyncio.gather(reservation.opened, return_exceptions=True)
         self._close_reservation(reservation)
         self._budget.discard(reservation.size_bytes)
-        path = self._directory.temporary_path(reservation.spec.digest)
+        path = self._directory.temporary_path(reservation.spec.digest, reservation.number)
         await asyncio.shield(self._unlink(path, reservation.size_bytes))
 
     def _close_reservation(self, reservation: Reservation) -> None:
@@ -415,7 +423,7 @@ class ShardStore:
         try:
             descriptor = await asyncio.shield(opened.descriptor)
             reading = self._submit(self._read_verified, descriptor, opened.record, extent, target)
-            length = await _to_the_end(reading)
+            length = await finished(reading)
         except (IntegrityError, StorageError) as error:
             self._quarantine(digest, error)
             raise IntegrityError(str(error)) from None
@@ -498,7 +506,7 @@ class ShardStore:
         future = self._submit(function, *args)
         reservation.writes.add(future)
         future.add_done_callback(reservation.writes.discard)
-        await _to_the_end(future)
+        await finished(future)
 
     async def _call(
         self, executor: ThreadPoolExecutor, function: Callable[..., _Result], *args: object
@@ -531,16 +539,3 @@ class ShardStore:
             self._index.close()
         if self._directory is not None:
             self._directory.close()
-
-
-async def _to_the_end(future: asyncio.Future[_Result]) -> _Result:
-    """Wait even if cancelled: the caller must not let go of memory that a thread still uses."""
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return future.result()

@@ -11,9 +11,7 @@ from gpufeed.cachefs.sampleindex import Member, SampleIndex, SampleIndexBuilder,
 
 names = st.text(alphabet="abcé/.0", min_size=1, max_size=6)
 samples = st.lists(
-    st.tuples(
-        names, st.lists(st.tuples(names, st.integers(0, 2**40)), min_size=1, max_size=3)
-    ),
+    st.tuples(names, st.lists(st.tuples(names, st.integers(0, 2**40)), min_size=1, max_size=3)),
     max_size=8,
 )
 

@@ -1,0 +1,297 @@
+"""Fill and cache: one fetch however many read, right bytes from every tier, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from gpufeed.cachefs.arena.memfd import Arena
+from gpufeed.cachefs.arena.pool import SlotPool
+from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
+from gpufeed.cachefs.clock import SystemClock
+from gpufeed.cachefs.config import ArenaConfig, StoreConfig
+from gpufeed.cachefs.errors import GpufeedError, IntegrityError, OriginUnavailableError
+from gpufeed.cachefs.fill import FillTools
+from gpufeed.cachefs.listing import tar_shards, virtual_shards
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.store.store import ShardStore
+from gpufeed.cachefs.tarscan import TarIndexer
+from gpufeed.cachefs.testing.memory_engine import MemoryEngine
+
+EXTENT = 64 * 1024
+RANDOM = random.Random(7)
+
+
+def make_tar(count: int, size: int = 9000) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for i in range(count):
+            for ext, data in (("jpg", RANDOM.randbytes(size + i)), ("cls", str(i % 7).encode())):
+                info = tarfile.TarInfo(f"{i:05d}.{ext}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+class Rig:
+    """A cache over a memory engine and a real arena and store."""
+
+    def __init__(self, path: Path | None, *, slots: int = 16, capacity: int = 64 << 20) -> None:
+        self.metrics = Metrics()
+        self.engine = MemoryEngine()
+        self.arena = Arena(ArenaConfig(size_bytes=slots * EXTENT, extent_bytes=EXTENT))
+        self.pool = SlotPool(self.arena, self.metrics)
+        self.store = ShardStore.open(
+            StoreConfig(path=str(path or ""), capacity_bytes=capacity, free_floor_ratio=0.0),
+            extent_bytes=EXTENT, metrics=self.metrics, clock=SystemClock(),
+        )  # fmt: skip
+        tools = FillTools(
+            engine=self.engine, store=self.store, pool=self.pool, metrics=self.metrics,
+            extent_bytes=EXTENT, part_bytes=2 * EXTENT, pending=lambda _: False,
+        )  # fmt: skip
+        self.cache = ShardCache(tools, wanted=lambda _: False)
+
+    def tar(self, name: str, data: bytes) -> ShardSource:
+        self.engine.objects[f"mem://{name}"] = data
+        (spec,) = tar_shards([self.engine.info(f"mem://{name}")])
+        return ShardSource(spec=spec, make_indexer=lambda s: TarIndexer(s.name))
+
+    def loose(self, objects: dict[str, bytes]) -> list[ShardSource]:
+        for name, data in objects.items():
+            self.engine.objects[f"mem://p/{name}"] = data
+        infos = [self.engine.info(f"mem://p/{name}") for name in sorted(objects)]
+        shards = virtual_shards(
+            infos, prefix="mem://p/", shard_bytes=4 * EXTENT, extent_bytes=EXTENT
+        )
+        return [
+            ShardSource(spec=s.spec, make_indexer=lambda _, i=s.index: KnownIndexer(i))
+            for s in shards
+        ]
+
+    async def read(self, source: ShardSource, tiers: set[str] | None = None) -> dict[str, bytes]:
+        """Everything of a shard, as samples would be cut out of it: key.ext -> bytes."""
+        reader = self.cache.open(source)
+        try:
+            data, samples, seen = b"", [], 0
+            for extent in range(reader.extent_count):
+                slot, tier = await reader.extent(extent)
+                if tiers is not None:
+                    tiers.add(tier)
+                data += bytes(self.pool.view(slot)[: reader.length(extent)])
+                self.pool.drop(slot)
+                index = reader.samples(seen, extent + 1)
+                if index is not None:
+                    seen += len(index)
+                    samples += list(index)
+            await reader.finish()
+            index = reader.samples(seen, reader.extent_count + 1)
+            samples += list(index) if index is not None else []
+        finally:
+            reader.close()
+        return {
+            f"{ref.key}.{m.ext}": data[m.offset_bytes : m.offset_bytes + m.size_bytes]
+            for ref in samples
+            for m in ref.members
+        }
+
+    async def close(self) -> None:
+        await self.cache.close()
+        self.pool.table.check()
+        assert self.pool.table.held_count == 0
+        assert self.cache.fills_count == 0
+        for gauge in ("fills_in_flight", "store_reserved_bytes", "arena_leased_slots"):
+            assert self.metrics.get(gauge) == 0, gauge
+        await self.store.close()
+        self.arena.close()
+
+
+def members(data: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}
+
+
+async def test_a_shard_is_streamed_cached_and_served_without_the_origin(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, slots=8)
+    data = make_tar(60)
+    source = rig.tar("a.tar", data)
+    tiers: set[str] = set()
+
+    assert await rig.read(source, tiers) == members(data)
+    assert "origin" in tiers
+    await rig.cache.idle()
+    reads = rig.engine.reads
+    tiers.clear()
+    assert await rig.read(source, tiers) == members(data)
+
+    assert tiers in ({"nvme", "arena"}, {"nvme"})
+    assert rig.engine.reads == reads
+    assert rig.engine.bytes_by_url[source.spec.name] == len(data)
+    await rig.close()
+
+
+async def test_loose_objects_become_samples_and_are_fetched_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    objects = {
+        f"c{i % 3}/{i:03d}.jpg": RANDOM.randbytes(RANDOM.randrange(20000)) for i in range(90)
+    }
+    sources = rig.loose(objects)
+
+    for _ in range(2):
+        found: dict[str, bytes] = {}
+        for source in sources:
+            found |= await rig.read(source)
+        assert found == objects
+        await rig.cache.idle()
+
+    assert sum(rig.engine.bytes_by_url.values()) == sum(map(len, objects.values()))
+    await rig.close()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+async def test_many_readers_of_a_cold_shard_make_one_fetch(tmp_path: Path, cached: bool) -> None:
+    rig = Rig(tmp_path if cached else None, slots=64)
+    data = make_tar(60)
+    source = rig.tar("a.tar", data)
+
+    results = await asyncio.gather(*(rig.read(source) for _ in range(20)))
+
+    assert all(result == members(data) for result in results)
+    assert rig.engine.bytes_by_url[source.spec.name] == len(data)
+    assert rig.metrics.get("coalesced_total") == 19
+    await rig.close()
+
+
+async def test_a_shard_larger_than_the_arena_streams_past_it(tmp_path: Path) -> None:
+    rig = Rig(None, slots=8)
+    data = make_tar(200)
+    assert len(data) > 16 * EXTENT
+
+    assert await rig.read(rig.tar("a.tar", data)) == members(data)
+
+    await rig.close()
+
+
+async def test_a_reader_that_dies_does_not_end_the_fill(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    data = make_tar(60)
+    source = rig.tar("a.tar", data)
+    rig.engine.gate = asyncio.Event()
+    first = asyncio.create_task(rig.read(source))
+    second = asyncio.create_task(rig.read(source))
+    await rig.engine.asked.wait()
+
+    first.cancel()
+    await asyncio.wait([first])
+    rig.engine.gate.set()
+
+    assert await second == members(data)
+    assert rig.engine.bytes_by_url[source.spec.name] == len(data)
+    await rig.close()
+
+
+async def test_an_uncached_fill_ends_with_its_last_reader() -> None:
+    rig = Rig(None)
+    source = rig.tar("a.tar", make_tar(60))
+    rig.engine.gate = asyncio.Event()
+    reading = asyncio.create_task(rig.read(source))
+    await rig.engine.asked.wait()
+
+    reading.cancel()
+    await asyncio.wait([reading])
+
+    await rig.close()
+
+
+@pytest.mark.parametrize("kind", ["tar", "loose"])
+async def test_wrong_bytes_raise_in_every_reader_and_nothing_is_kept(
+    tmp_path: Path, kind: str
+) -> None:
+    rig = Rig(tmp_path)
+    if kind == "tar":
+        source = rig.tar("a.tar", make_tar(60))
+    else:
+        (source, *_) = rig.loose({f"{i}.bin": RANDOM.randbytes(9000) for i in range(20)})
+    rig.engine.corrupt.add(source.spec.sources[0].info.url)
+
+    results = await asyncio.gather(*(rig.read(source) for _ in range(5)), return_exceptions=True)
+
+    assert {type(result) for result in results} == {IntegrityError}
+    assert source.spec.sources[0].info.url in str(results[0])
+    assert rig.store.lookup(source.spec.digest) is None
+    rig.engine.corrupt.clear()
+    assert await rig.read(source)
+    await rig.close()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+async def test_each_failing_read_leaves_nothing_and_the_next_try_is_right(
+    tmp_path: Path, cached: bool
+) -> None:
+    data = make_tar(60)
+    for n in range(1, 30):
+        rig = Rig(tmp_path / str(n) if cached else None)
+        source = rig.tar("a.tar", data)
+        rig.engine.fail_at = n
+        try:
+            result = await rig.read(source)
+        except OriginUnavailableError:
+            assert rig.engine.reads >= n
+            rig.engine.fail_at = 0
+            assert await rig.read(source) == members(data)
+            await rig.close()
+        else:
+            assert result == members(data)
+            assert n > 3
+            await rig.close()
+            return
+    pytest.fail("never got through")
+
+
+async def test_a_wrong_byte_on_disk_is_refilled_without_the_reader_noticing(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, slots=8)
+    data = make_tar(100)
+    source = rig.tar("a.tar", data)
+    await rig.read(source)
+    await rig.cache.idle()
+    (path,) = [p for p in (tmp_path / "shards").rglob("*") if p.is_file()]
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 100)
+    rig.pool.forget(source.spec.digest)
+
+    assert await rig.read(source) == members(data)
+
+    assert rig.metrics.get("quarantined_total") == 1
+    assert rig.engine.bytes_by_url[source.spec.name] == 2 * len(data)
+    await rig.close()
+
+
+async def test_a_truncated_tar_is_refused_and_not_kept(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    source = rig.tar("a.tar", make_tar(60)[:200_000])
+
+    with pytest.raises(GpufeedError, match=r"a\.tar"):
+        await rig.read(source)
+
+    assert rig.store.lookup(source.spec.digest) is None
+    await rig.close()
+
+
+async def test_prefetched_shards_are_hits(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    data = make_tar(60)
+    source = rig.tar("a.tar", data)
+
+    assert rig.cache.prefetch(source)
+    assert not rig.cache.prefetch(source)
+    await rig.cache.idle()
+
+    assert rig.store.lookup(source.spec.digest) is not None
+    assert await rig.read(source) == members(data)
+    assert rig.engine.bytes_by_url[source.spec.name] == len(data)
+    await rig.close()
