@@ -9,6 +9,7 @@ error, is torch's. torch is imported here only when a batch is made.
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpufeed.loaders.batchslots import SlotRing
-from gpufeed.loaders.layout import Column
+from gpufeed.loaders.layout import Column, Layout
 from gpufeed.loaders.units import Failure, UnitResult
 
 
@@ -40,6 +41,7 @@ class BatchRecord:
     samples: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
     collated: bytes | None = None
+    collated_objects: list[Any] | None = None
     collate_failure: Failure | None = None
 
     @property
@@ -61,6 +63,8 @@ class BatchRecord:
         self.failures.update(result.failures)
         if result.collated is not None:
             self.collated = result.collated
+        if result.collated_objects is not None:
+            self.collated_objects = result.collated_objects
         if result.collate_failure is not None:
             self.collate_failure = result.collate_failure
 
@@ -97,13 +101,16 @@ class HandOver:
     def to_torch(self, record: BatchRecord) -> Any:
         """The batch as torch's `default_collate` would give it, or as the user's collate did."""
         if record.collated is not None:
+            self._done(record)
             return pickle.loads(record.collated)  # noqa: S301 from our own worker
+        if record.collated_objects is not None:
+            return self._collated(record, record.collated_objects)
         if self.collate is not None:
             return self.collate(self.samples(record))
         if record.slot is None or record.pickles or record.samples or record.failures:
             from torch.utils.data import default_collate  # noqa: PLC0415 light import
 
-            if record.index > 0 and not record.failures:
+            if record.index > 0 and record.pickles:
                 self.heap_copies_count += 1
             return default_collate(self.samples(record))
         return self._tensors(record)
@@ -111,25 +118,45 @@ class HandOver:
     def _tensors(self, record: BatchRecord) -> Any:
         import torch  # noqa: PLC0415 light import
 
-        shape, slot, rows = self.ring.shape, record.slot, record.rows
+        layout, columns = self._columns(record, record.rows)
+
+        def leaf(column: Column | None, number: int) -> Any:
+            if column is None:
+                return [record.objects[row][number] for row in range(record.rows)]
+            return torch.from_numpy(columns[number])
+
+        return layout.build(leaf, collated=True)
+
+    def _collated(self, record: BatchRecord, objects: list[Any]) -> Any:
+        """The user's own batch, which is row 0 of the slot, in its own types."""
+        layout, columns = self._columns(record, 1)
+
+        def leaf(column: Column | None, number: int) -> Any:
+            if column is None:
+                return objects[number]
+            value = columns[number][0]
+            if column.kind in ("int", "float", "bool"):
+                return value.item()
+            if column.kind == "tensor":
+                return sys.modules["torch"].from_numpy(columns[number]).squeeze(0)
+            return columns[number].reshape(column.shape) if column.kind == "array" else value
+
+        return layout.build(leaf, collated=False)
+
+    def _columns(self, record: BatchRecord, rows: int) -> tuple[Layout, list[npt.NDArray[Any]]]:
+        """The first rows of a slot's columns: the slot's own memory, or copies of it."""
+        shape, slot = self.ring.shape, record.slot
         assert shape is not None
         assert slot is not None
         memory = self.ring.lend(slot)
-        lent = memory is not None
-        columns = shape.layout.views(self.ring.read(slot) if memory is None else memory)
-        columns = [column[:rows] for column in columns]
-        if not lent:
+        views = shape.layout.views(self.ring.read(slot) if memory is None else memory)
+        columns = [view[:rows] for view in views]
+        if memory is None:
             self.heap_copies_count += 1
             columns = [np.array(column) for column in columns]
             self._done(record)
         record.slot = None
-
-        def leaf(column: Column | None, number: int) -> Any:
-            if column is None:
-                return [record.objects[row][number] for row in range(rows)]
-            return torch.from_numpy(columns[number])
-
-        return shape.layout.build(leaf, collated=True)
+        return shape.layout, columns
 
     def _done(self, record: BatchRecord) -> None:
         if record.slot is not None:

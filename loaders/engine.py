@@ -352,7 +352,7 @@ class Engine:
             batch_rows=config.batch_rows,
             lookahead=config.lookahead if config.num_workers else 1,
             drop_last=config.drop_last,
-            use_slots=config.use_slots and config.collate is None,
+            use_slots=config.use_slots and (config.collate is None or self.uses_processes),
             whole_batches=config.collate is not None and self.uses_processes,
             continuous=config.continuous and config.num_workers > 0,
             own_thread=config.num_workers == 0,

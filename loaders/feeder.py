@@ -12,6 +12,7 @@ epoch, or `Failed`, after which nothing follows. Limits: `lookahead` batches beg
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import select
@@ -325,7 +326,7 @@ class Feeder:
 
     def _extend(self, room: int) -> None:
         assert self._parts is not None
-        parts = [part for part, _ in zip(self._parts, range(room), strict=False)]
+        parts = list(itertools.islice(self._parts, room))
         if parts:
             shards = [part.shard for part in parts]
             positions = self._source.session.extend_plan(self._source.dataset, shards)
@@ -359,7 +360,8 @@ class Feeder:
         waiting = self._begun_count - self._dropped_count - self.taken_count
         if waiting >= self._config.lookahead:
             return False
-        if not self._layout_known and any(isinstance(one, BatchRecord) for one in self._open):
+        first = not self._layout_known and not self._config.whole_batches
+        if first and any(isinstance(one, BatchRecord) for one in self._open):
             return False  # its rows travel as pickles, so make no more of them than one batch
         slot = self._ring.take() if self._config.use_slots else None
         record = BatchRecord(self._begun_count, self._cutting[0], self._index, slot)
@@ -440,7 +442,7 @@ class Feeder:
         self._stream.give_back(self._leases.pop((unit.batch, unit.row)))
         record = self._record(unit.batch)
         record.add(result)
-        if not self._layout_known and (result.pickles or result.samples):
+        if not self._layout_known:
             self._find_layout(result)
         self._flush_ready()
 
@@ -453,10 +455,14 @@ class Feeder:
     def _find_layout(self, result: UnitResult) -> None:
         if result.samples:
             sample = next(iter(result.samples.values()))
+        elif result.pickles or result.collated is not None:
+            data = result.collated or next(iter(result.pickles.values()))
+            sample = pickle.loads(data)  # noqa: S301 from our own worker
         else:
-            sample = pickle.loads(next(iter(result.pickles.values())))  # noqa: S301 our own worker
-        layout = find_layout(sample, self._config.batch_rows)
+            return
         self._layout_known = True
+        # A batch that the user's collate made in a worker is one row of its slot.
+        layout = find_layout(sample, 1 if self._config.whole_batches else self._config.batch_rows)
         if layout is None or not self._ring.configure(layout, self._config.lookahead):
             return
         assert self._ring.shape is not None

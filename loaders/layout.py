@@ -124,6 +124,12 @@ class Layout:
         if node.kind == "object":
             return leaf(None, node.number)
         parts = [self._build(child, leaf, collated) for child in node.children]
+        if collated and node.kind != "dict":
+            # torch transposes sequences by zip, and passes strings on as the tuples that it makes.
+            parts = [
+                tuple(part) if child.kind == "object" else part
+                for child, part in zip(node.children, parts, strict=True)
+            ]
         if node.kind == "dict":
             return dict(zip(node.names, parts, strict=True))
         if node.kind == "named":

@@ -112,6 +112,8 @@ def rank_parts(
     steps = sum(counts) // stride
     start = 0
     for shard in order:
+        if not counts[shard]:
+            continue
         end = start + counts[shard]
         ranges = []
         step = max(0, (start - (rank + 1) * batch_size) // stride + 1)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy.random  # numpy imports it lazily, and the first sample must be seeded too
+
 Piece = tuple[int, int]  # arena address, bytes
 
 
@@ -61,11 +63,9 @@ class SampleMaker:
 
 
 def seed_sample(seed: int) -> None:
-    """Seed `random`, and numpy's and torch's global generators where they are loaded."""
+    """Seed `random`, numpy's global generator, and torch's where torch is loaded."""
     random.seed(seed)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(seed & 0xFFFFFFFF)
+    numpy.random.seed(seed & 0xFFFFFFFF)
     generator = getattr(sys.modules.get("torch"), "default_generator", None)
     if generator is not None:
         generator.manual_seed(seed)
@@ -75,15 +75,13 @@ def seed_sample(seed: int) -> None:
 def kept_randomness() -> Iterator[None]:
     """Keep the caller's global random states; for decoding in the caller's thread."""
     state = random.getstate()
-    numpy_random = sys.modules.get("numpy.random")
-    numpy_state = None if numpy_random is None else numpy_random.get_state()
+    numpy_state = numpy.random.get_state()
     generator = getattr(sys.modules.get("torch"), "default_generator", None)
     torch_state = None if generator is None else generator.get_state()
     try:
         yield
     finally:
         random.setstate(state)
-        if numpy_random is not None and numpy_state is not None:
-            numpy_random.set_state(numpy_state)
+        numpy.random.set_state(numpy_state)
         if generator is not None:
             generator.set_state(torch_state)

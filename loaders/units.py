@@ -18,6 +18,8 @@ from gpufeed.loaders.batchslots import RingShape, SlotWriter
 from gpufeed.loaders.samples import SampleMaker, Task
 
 PICKLE_PROTOCOL = 5
+# Of samples: up to protocol 4 arrays come back writable, as torch wants them.
+SAMPLE_PICKLE_PROTOCOL = 4
 UNIT_ROWS_MAX = 32
 
 
@@ -67,6 +69,7 @@ class UnitResult:
         samples: the same, as they are, where trainer and decoder are one process.
         failures: by row, samples whose `decode` raised.
         collated: the pickled batch, from a worker that collates, with the last unit only.
+        collated_objects: instead, the objects of a batch that lies in row 0 of its slot.
         collate_failure: the same, when collating raised.
     """
 
@@ -78,6 +81,7 @@ class UnitResult:
     samples: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
     collated: bytes | None = None
+    collated_objects: list[Any] | None = None
     collate_failure: Failure | None = None
 
 
@@ -143,7 +147,7 @@ class UnitRunner:
         if self._keep_samples:
             result.samples[row] = sample
         else:
-            result.pickles[row] = pickle.dumps(sample, PICKLE_PROTOCOL)
+            result.pickles[row] = pickle.dumps(sample, SAMPLE_PICKLE_PROTOCOL)
 
     def _finish(self, unit: Unit, result: UnitResult) -> None:
         assert self._collate is not None
@@ -151,7 +155,12 @@ class UnitRunner:
         if not samples:
             return
         try:
-            result.collated = pickle.dumps(self._collate(samples), PICKLE_PROTOCOL)
+            batch = self._collate(samples)
+            if unit.slot is not None:
+                assert self._writer is not None
+                result.collated_objects = self._writer.write(unit.slot, 0, batch)
+            if result.collated_objects is None:
+                result.collated = pickle.dumps(batch, SAMPLE_PICKLE_PROTOCOL)
         except Exception as error:  # user code may raise anything
             name = f"the collate_fn over {len(samples)} samples of batch {unit.batch}"
             result.collate_failure = _failure(name, error)
