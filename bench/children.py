@@ -47,8 +47,7 @@ class Child:
         self.log_path = log_path
         self._process = process
         self._buffer = bytearray()
-        assert process.stdout is not None
-        self.stdout_fd = process.stdout.fileno()
+        self.stdout_fd = -1 if process.stdout is None else process.stdout.fileno()
 
     @property
     def keeper_pid(self) -> int:
@@ -118,8 +117,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 class Family:
@@ -148,8 +147,12 @@ class Family:
         *,
         pass_fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        service: bool = False,
     ) -> Child:
-        """Start `command` under a keeper; signals wait until the child is on our list."""
+        """Start `command` under a keeper; signals wait until the child is on our list.
+
+        A `service` has nothing to say on standard output: that goes to its log too.
+        """
         log_path = self._log_dir / f"{name}.log"
         argv = [sys.executable, "-S", "-E", keeper.__file__, *command]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -158,13 +161,11 @@ class Family:
                 process = subprocess.Popen(  # noqa: S603 our own command lines
                     argv,
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
+                    stdout=log if service else subprocess.PIPE,
                     stderr=log,
                     env={**self._environment, **(environment or {})},
                     pass_fds=pass_fds,
                     start_new_session=True,
-                    # The child inherits our blocked signals unless it unblocks them itself.
-                    preexec_fn=_unblock_signals,  # noqa: PLW1509 the bench is single-threaded here
                 )
             child = Child(name, process, log_path)
             self._children.append(child)
@@ -186,10 +187,6 @@ class Family:
         """End all children, the youngest first. Idempotent."""
         while self._children:
             self.end(self._children[-1])
-
-
-def _unblock_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def stream(children: Sequence[Child], *, silence_s: float) -> Iterator[tuple[Child, Message]]:

@@ -53,7 +53,7 @@ class DataSpec:
     """What to make. The same spec always makes the same bytes."""
 
     seed: int = 7
-    sample_count: int = 6400
+    sample_count: int = 6000
     samples_per_shard: int = SAMPLES_PER_SHARD
 
     def __post_init__(self) -> None:

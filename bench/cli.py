@@ -1,0 +1,87 @@
+"""The ``cachebench`` command. Sub-commands import what they need when they run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpufeed.bench.options import add_run_flags, run_options
+
+_RUN_EXAMPLE = """example:
+  cachebench run --contenders loose-http,ceiling,gpufeed --json result.json --html report.html
+"""
+_REPORT_EXAMPLE = """example:
+  cachebench report result.json --html report.html
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cachebench",
+        description="Measures how well a training loop is fed, before gpufeed and after.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    raw = argparse.RawDescriptionHelpFormatter
+    run = commands.add_parser(
+        "run",
+        help="train on demo data through every contender and compare",
+        description="Makes demo data, plays object storage, emulates an accelerator, and trains.",
+        epilog=_RUN_EXAMPLE,
+        formatter_class=raw,
+    )
+    add_run_flags(run, work_dir=Path.home() / ".cache" / "gpufeed-bench")
+    _add_outputs(run)
+    report = commands.add_parser(
+        "report",
+        help="show a result again: table, HTML page",
+        description="Reads a result that `cachebench run --json` wrote.",
+        epilog=_REPORT_EXAMPLE,
+        formatter_class=raw,
+    )
+    report.add_argument("result", type=Path, metavar="RESULT", help="JSON file of a run")
+    _add_outputs(report)
+    return parser
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report page here")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from gpufeed.bench.outputs import run_and_write  # noqa: PLC0415 see the top of the file
+
+    return run_and_write(run_options(arguments), arguments.json, arguments.html)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from gpufeed.bench.outputs import (  # noqa: PLC0415 see the top of the file
+        CHECK_FAILED_STATUS,
+        read_result,
+        require_writable,
+        write_files,
+    )
+    from gpufeed.bench.table import failed_checks, print_result  # noqa: PLC0415 likewise
+
+    result = read_result(arguments.result)
+    for path in (arguments.json, arguments.html):
+        if path is not None:
+            require_writable(path)
+    write_files(result, arguments.json, arguments.html)
+    print_result(result)
+    return CHECK_FAILED_STATUS if failed_checks(result) else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``cachebench``; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    from gpufeed.bench.outputs import guarded  # noqa: PLC0415 see the top of the file
+
+    action = {"run": _run, "report": _report}[arguments.command]
+    return guarded("cachebench", lambda: action(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
