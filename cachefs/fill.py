@@ -203,8 +203,8 @@ class Fill:
         except GpufeedError as error:
             await finished(asyncio.get_running_loop().create_task(self._fail(error)))
         except asyncio.CancelledError:
-            error = OriginUnavailableError(f"the fill of {self.spec.name} was given up")
-            await finished(asyncio.get_running_loop().create_task(self._fail(error)))
+            given_up = OriginUnavailableError(f"the fill of {self.spec.name} was given up")
+            await finished(asyncio.get_running_loop().create_task(self._fail(given_up)))
             raise
         finally:
             metrics.add("fills_in_flight", -1)

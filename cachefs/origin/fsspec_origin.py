@@ -1,0 +1,174 @@
+"""Every other scheme, through the fsspec filesystem that serves it (``s3://``, ``memory://``, …).
+
+fsspec is the source only; the cache is ours. Its synchronous calls run in threads of our own, never
+on its event loop, whose state does not survive forks and whose caches have no verification. Bytes
+are copied once more than by the OSS engine. A filesystem that tells no etag is identified by what
+it does tell: modification time and size; where it tells neither, overwriting goes unnoticed, and
+such a dataset must not be overwritten in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from gpufeed.cachefs.config import OriginConfig
+from gpufeed.cachefs.errors import (
+    AccessDeniedError,
+    ConfigError,
+    GpufeedError,
+    IntegrityError,
+    NotFoundError,
+    OriginUnavailableError,
+    ShardChangedError,
+)
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.model import ObjectInfo
+from gpufeed.cachefs.origin.base import OnTarget
+from gpufeed.cachefs.tasks import finished
+
+THREADS = 16
+_VERSION_KEYS = ("ETag", "etag", "md5Hash", "md5", "checksum", "generation", "mtime", "created")
+_MODIFIED_KEYS = ("LastModified", "last_modified", "modified", "updated")
+_Result = TypeVar("_Result")
+
+
+def _etag(details: dict[str, Any]) -> str:
+    told = [
+        str(details[name]).strip('"')
+        for name in (*_VERSION_KEYS, *_MODIFIED_KEYS)
+        if details.get(name)
+    ]
+    return told[0] if told else f"size-{details.get('size')}"
+
+
+class FsspecOrigin:
+    """Satisfies `Origin` for the scheme of `url`."""
+
+    def __init__(self, scheme: str, config: OriginConfig, metrics: Metrics) -> None:
+        self._scheme = scheme
+        self._metrics = metrics
+        self._threads = ThreadPoolExecutor(THREADS, "gpufeed-fsspec")
+        self._fs = _filesystem(scheme, config)
+
+    async def head(self, url: str) -> ObjectInfo:
+        """See `Origin`."""
+        details = await self._run(url, lambda: self._fs.info(self._path(url)))
+        if details.get("type") == "directory":
+            raise NotFoundError(f"{url} is a directory, not an object")
+        return ObjectInfo(url, int(details["size"] or 0), _etag(details))
+
+    async def list(self, prefix_url: str) -> AsyncIterator[ObjectInfo]:
+        """See `Origin`."""
+        prefix = self._path(prefix_url)
+        root = prefix if prefix_url.endswith("/") else prefix.rpartition("/")[0]
+
+        def find() -> dict[str, Any]:
+            self._fs.invalidate_cache()
+            found: dict[str, Any] = self._fs.find(root, detail=True)
+            return found
+
+        try:
+            found = await self._run(prefix_url, find)
+        except NotFoundError:
+            return
+        infos = []
+        for path, details in found.items():
+            if path.startswith(prefix.rstrip("/")) and details.get("type") != "directory":
+                url = self._url(path)
+                infos.append(ObjectInfo(url, int(details["size"] or 0), _etag(details)))
+        for info in sorted(infos, key=lambda info: info.url):
+            yield info
+
+    async def read_into(
+        self,
+        info: ObjectInfo,
+        begin_bytes: int,
+        targets: Sequence[memoryview],
+        on_target: OnTarget,
+    ) -> int | None:
+        """See `Origin`."""
+        self._metrics.add("origin_requests_total")
+        self._metrics.add("origin_in_flight", 1)
+        try:
+            await self._run(info.url, lambda: self._read(info, begin_bytes, targets))
+        finally:
+            self._metrics.add("origin_in_flight", -1)
+        for i in range(len(targets)):
+            on_target(i)
+        return None
+
+    def _read(self, info: ObjectInfo, begin_bytes: int, targets: Sequence[memoryview]) -> None:
+        path = self._path(info.url)
+        self._check(info, path)
+        size = sum(len(target) for target in targets)
+        data = memoryview(self._fs.cat_file(path, start=begin_bytes, end=begin_bytes + size))
+        if len(data) != size:
+            raise IntegrityError(
+                f"{info.url}: {len(data)} bytes came for bytes {begin_bytes}-{begin_bytes + size}"
+            )
+        for target in targets:
+            target[:] = data[: len(target)]
+            data = data[len(target) :]
+        self._check(info, path)
+        self._metrics.add("origin_bytes_total", size)
+
+    def _check(self, info: ObjectInfo, path: str) -> None:
+        self._fs.invalidate_cache()
+        now = _etag(self._fs.info(path))
+        if now != info.etag:
+            raise ShardChangedError(
+                f"{info.url} was overwritten: it had version {info.etag}, now {now}; open the "
+                "dataset again to read the new version"
+            )
+
+    def _path(self, url: str) -> str:
+        path: str = self._fs._strip_protocol(url)
+        return path + "/" if url.endswith("/") and not path.endswith("/") else path
+
+    def _url(self, path: str) -> str:
+        url: str = self._fs.unstrip_protocol(path)
+        return url
+
+    async def _run(self, url: str, function: Callable[[], _Result]) -> _Result:
+        """In a thread; not given up before the thread has ended, as it may write into targets."""
+
+        def translated() -> _Result:
+            try:
+                return function()
+            except GpufeedError:
+                raise
+            except FileNotFoundError:
+                raise NotFoundError(f"{url} does not exist") from None
+            except PermissionError as error:
+                raise AccessDeniedError(f"{url}: access denied ({error})") from None
+            except Exception as error:  # filesystems raise what their clients raise
+                raise OriginUnavailableError(
+                    f"{url}: the {self._scheme} filesystem failed: {type(error).__name__}: {error}"
+                ) from error
+
+        return await finished(asyncio.get_running_loop().run_in_executor(self._threads, translated))
+
+    async def close(self) -> None:
+        """See `Origin`."""
+        self._threads.shutdown()
+
+
+def _filesystem(scheme: str, config: OriginConfig) -> Any:
+    # Imported here: the daemon of a node that reads OSS alone never pays for it.
+    import fsspec  # noqa: PLC0415
+
+    options: dict[str, Any] = {}
+    if scheme in ("s3", "s3a"):
+        options = {"key": config.key or None, "secret": config.secret or None}
+        options["token"] = config.token or None
+        if config.endpoint:
+            options["client_kwargs"] = {"endpoint_url": config.endpoint}
+    try:
+        return fsspec.filesystem(scheme, skip_instance_cache=True, **options)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"{scheme}:// needs a filesystem that is not installed: {error}"
+        ) from None

@@ -1,0 +1,345 @@
+"""Alibaba Cloud OSS: head, list and ranged reads over our own HTTP engine.
+
+Every part carries ``If-Match``, so parallel parts never mix two versions of an object, and
+``x-oss-range-behavior: standard``, without which OSS answers an out-of-range request with the whole
+object. Status, ``Content-Range``, etag and length are checked before a byte is taken. Attempts are
+judged by `retry`; a retry asks for what is still missing, so no byte is written twice.
+
+Lives on the engine's loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import email.utils
+import functools
+import ipaddress
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gpufeed.cachefs.config import OriginConfig
+from gpufeed.cachefs.errors import ConfigError, GpufeedError, IntegrityError, ShardChangedError
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.model import ObjectInfo
+from gpufeed.cachefs.origin.base import OnTarget
+from gpufeed.cachefs.origin.credentials import CredentialProvider, provider_of
+from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure, FailureKind
+from gpufeed.cachefs.origin.http1 import Answer, Endpoint, Exchange, Head, request_bytes
+from gpufeed.cachefs.origin.oss_sign import (
+    encode_path,
+    encode_query,
+    request_path,
+    signed_headers,
+)
+from gpufeed.cachefs.origin.oss_xml import ErrorBody, parse_error, parse_listing
+from gpufeed.cachefs.origin.pool import ConnectionPool
+from gpufeed.cachefs.origin.retry import Again, Retrier
+from gpufeed.cachefs.origin.sink import Sink
+from gpufeed.cachefs.units import MIB
+from gpufeed.cachefs.urls import split_bucket
+
+LIST_PAGE_COUNT = 1000
+LIST_BODY_BYTES_MAX = 8 * MIB
+_REGION = re.compile(r"(?:s3\.)?oss-([a-z]{2}-[a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How a bucket is reached: derived from the endpoint once. Pure."""
+
+    host: str
+    port: int
+    tls: bool
+    path_style: bool
+    region: str
+
+    @classmethod
+    def of(cls, config: OriginConfig) -> Address:
+        """Read the endpoint.
+
+        Raises:
+            ConfigError: none is set, or it is no address, or its region cannot be told.
+        """
+        text = config.endpoint
+        if not text:
+            raise ConfigError(
+                "no endpoint for oss:// addresses: set origin.endpoint (or OSS_ENDPOINT, or "
+                "endpoint in storage_options), for example oss-cn-hangzhou-internal.aliyuncs.com"
+            )
+        # Inside the region's network TLS doubles the cost of a byte; outside it is a must.
+        plain = "-internal" in text or "-data-acc" in text
+        parts = urlsplit(text if "://" in text else f"{'http' if plain else 'https'}://{text}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise ConfigError(f"the endpoint {text!r} is no address such as https://host[:port]")
+        tls = parts.scheme == "https"
+        host = parts.hostname
+        path_style = host == "localhost" or _is_ip(host)
+        matched = _REGION.fullmatch(host)
+        region = config.region or (matched.group(1) if matched else "")
+        if not region and config.key:
+            raise ConfigError(
+                f"the region cannot be told from the endpoint {text!r}: set origin.region, for "
+                "example cn-hangzhou (signatures need it)"
+            )
+        return cls(host, port or (443 if tls else 80), tls, path_style, region)
+
+    def endpoint(self, bucket: str) -> Endpoint:
+        """Where to connect for this bucket."""
+        host = self.host if self.path_style else f"{bucket}.{self.host}"
+        return Endpoint(host, self.port, self.tls, host)
+
+    def host_header(self, bucket: str) -> str:
+        """The ``Host`` to name."""
+        host = self.endpoint(bucket).host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    bucket: str
+    key: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+
+
+class OssOrigin:
+    """Satisfies `Origin` for ``oss://bucket/key``."""
+
+    def __init__(self, config: OriginConfig, metrics: Metrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._address = Address.of(config)
+        self._provider: CredentialProvider = provider_of(config)
+        self._pool = ConnectionPool(config)
+        self._offset_s = 0.0
+        # Jitter needs no secrecy, only that nodes differ.
+        self._rng = random.Random()  # noqa: S311
+
+    # --- Origin -------------------------------------------------------------------------------
+
+    async def head(self, url: str) -> ObjectInfo:
+        """See `Origin`."""
+        _, bucket, key = split_bucket(url)
+        request = _Request("HEAD", bucket, key, {}, {})
+        answer = await self._retried(f"HEAD {url}", lambda: self._answered(request))
+        headers = answer.head.headers
+        size = answer.head.content_length_bytes
+        if size is None or not headers.get("etag"):
+            raise IntegrityError(f"HEAD {url}: the answer has no length or no etag")
+        return ObjectInfo(url, size, headers["etag"].strip('"'), _crc_of(answer.head))
+
+    async def list(self, prefix_url: str) -> AsyncIterator[ObjectInfo]:
+        """See `Origin`."""
+        scheme, bucket, prefix = split_bucket(prefix_url)
+        token = ""
+        while True:
+            query = {
+                "list-type": "2", "max-keys": str(LIST_PAGE_COUNT), "prefix": prefix,
+                "encoding-type": "url",
+            }  # fmt: skip
+            if token:
+                query["continuation-token"] = token
+            request = _Request("GET", bucket, "", query, {})
+            attempt = functools.partial(self._answered, request)
+            answer = await self._retried(f"list {prefix_url}", attempt)
+            page = parse_listing(answer.body)
+            if page is None or answer.truncated:
+                raise IntegrityError(f"list {prefix_url}: the answer is no complete listing")
+            for found in page.objects:
+                yield ObjectInfo(f"{scheme}://{bucket}/{found.key}", found.size_bytes, found.etag)
+            if not page.next_token:
+                return
+            token = page.next_token
+
+    async def read_into(
+        self,
+        info: ObjectInfo,
+        begin_bytes: int,
+        targets: Sequence[memoryview],
+        on_target: OnTarget,
+    ) -> int | None:
+        """See `Origin`."""
+        sink = Sink(targets, on_target)
+        if sink.remaining_bytes == 0:
+            sink.report()
+            return None
+        what = f"GET {info.url} bytes {begin_bytes}-{begin_bytes + sink.total_bytes - 1}"
+        try:
+            answer = await self._retried(what, lambda: self._read(info, begin_bytes, sink))
+        except ShardChangedError:
+            raise await self._changed(info) from None
+        return _crc_of(answer.head)
+
+    async def close(self) -> None:
+        """See `Origin`."""
+        await self._pool.close()
+
+    # --- one attempt --------------------------------------------------------------------------
+
+    async def _read(self, info: ObjectInfo, begin_bytes: int, sink: Sink) -> Answer:
+        _, bucket, key = split_bucket(info.url)
+        first = begin_bytes + sink.position_bytes
+        last = begin_bytes + sink.total_bytes - 1
+        whole = first == 0 and last == info.size_bytes - 1
+        headers = {"if-match": f'"{info.etag}"'}
+        if not whole:
+            headers["range"] = f"bytes={first}-{last}"
+            headers["x-oss-range-behavior"] = "standard"
+        before = sink.position_bytes
+
+        def accept(head: Head) -> Sink | None:
+            if head.status not in (200, 206):
+                return None
+            _check_range(head, whole=whole, expected=f"bytes {first}-{last}/{info.size_bytes}")
+            return sink
+
+        try:
+            return await self._exchange(_Request("GET", bucket, key, {}, headers), accept)
+        finally:
+            self._metrics.add("origin_bytes_total", sink.position_bytes - before)
+
+    async def _answered(self, request: _Request) -> Answer:
+        answer = await self._exchange(request, lambda _: None)
+        self._metrics.add("origin_bytes_total", len(answer.body))
+        return answer
+
+    async def _exchange(self, request: _Request, accept: Callable[[Head], Sink | None]) -> Answer:
+        """Sign, send, receive.
+
+        Raises:
+            AttemptFailedError: no answer, or one that is an error.
+        """
+        address = self._address
+        credentials = await self._provider.get()
+        query = encode_query(request.query)
+        headers = signed_headers(
+            method=request.method,
+            resource=encode_path(request.bucket, request.key),
+            query=query,
+            headers={"host": address.host_header(request.bucket), **request.headers},
+            credentials=credentials,
+            region=address.region,
+            now_s=time.time() + self._offset_s,
+        )
+        path = request_path(request.bucket if address.path_style else "", request.key)
+        exchange = Exchange(
+            request_bytes(request.method, f"{path}?{query}" if query else path, headers),
+            accept,
+            bodiless=request.method == "HEAD",
+            body_limit_bytes=LIST_BODY_BYTES_MAX,
+        )
+        self._metrics.add("origin_requests_total")
+        self._metrics.add("origin_in_flight", 1)
+        try:
+            answer = await self._pool.exchange(address.endpoint(request.bucket), exchange)
+        finally:
+            self._metrics.add("origin_in_flight", -1)
+        if "x-oss-qos-delay-time" in answer.head.headers:
+            self._metrics.add("origin_throttled_total")
+        if answer.head.status not in (200, 206):
+            raise AttemptFailedError(_status_failure(answer))
+        return answer
+
+    # --- attempts -----------------------------------------------------------------------------
+
+    async def _retried(
+        self, what: str, attempt: Callable[[], Coroutine[None, None, Answer]]
+    ) -> Answer:
+        loop = asyncio.get_running_loop()
+        retrier = Retrier(
+            what, self._config.retries_max, loop.time() + self._config.deadline_s, self._rng
+        )
+        while True:
+            try:
+                return await attempt()
+            except AttemptFailedError as error:
+                failure = error.failure
+            verdict = retrier.judge(failure, loop.time())
+            if isinstance(verdict, GpufeedError):
+                raise verdict
+            await self._repair(verdict, failure)
+
+    async def _repair(self, verdict: Again, failure: Failure) -> None:
+        self._metrics.add("origin_retries_total")
+        if verdict.throttled:
+            self._metrics.add("origin_throttled_total")
+        if verdict.repair == "credentials":
+            await self._provider.get(refresh=True)
+        elif verdict.repair == "clock":
+            told = email.utils.parsedate_to_datetime(failure.date) if failure.date else None
+            if told is not None:
+                self._offset_s = told.timestamp() - time.time()
+        if verdict.delay_s:
+            await asyncio.sleep(verdict.delay_s)
+
+    async def _changed(self, info: ObjectInfo) -> ShardChangedError:
+        try:
+            now = f"etag {(await self.head(info.url)).etag}"
+        except GpufeedError as error:
+            now = f"gone ({error})"
+        return ShardChangedError(
+            f"{info.url} was overwritten: the listing had etag {info.etag}, now it is {now}; open "
+            "the dataset again to read the new version"
+        )
+
+
+def _check_range(head: Head, *, whole: bool, expected: str) -> None:
+    """Refuse an answer whose bytes are not those asked for, before one is taken."""
+    told = head.headers.get("content-range", "")
+    if whole and head.status == 200:
+        return
+    if head.status != 206 or told != expected:
+        raise AttemptFailedError(
+            Failure(
+                FailureKind.WRONG_ANSWER,
+                f"HTTP {head.status} with Content-Range {told!r}, want 206 with {expected!r}",
+            )
+        )
+
+
+def _status_failure(answer: Answer) -> Failure:
+    head = answer.head
+    body = parse_error(answer.body)
+    if not body.code and head.headers.get("x-oss-err"):
+        body = _error_header(head.headers["x-oss-err"])
+    return Failure(
+        FailureKind.STATUS,
+        body.message or "no message",
+        status=head.status,
+        code=body.code,
+        ec=body.ec or head.headers.get("x-oss-ec", ""),
+        request_id=body.request_id or head.headers.get("x-oss-request-id", ""),
+        date=head.headers.get("date", ""),
+    )
+
+
+def _error_header(text: str) -> ErrorBody:
+    """HEAD answers have no body; the error comes base64-encoded in a header."""
+    try:
+        return parse_error(base64.b64decode(text, validate=True))
+    except binascii.Error:
+        return ErrorBody()
+
+
+def _crc_of(head: Head) -> int | None:
+    text = head.headers.get("x-oss-hash-crc64ecma", "")
+    return int(text) if text.isascii() and text.isdigit() else None
