@@ -341,6 +341,7 @@ class Kind:
         modules: what must be installed.
         slow: run on fewer samples.
         needs_daemon: a daemon is started for it.
+        needs_origin: it reads from object storage.
         summary: one line for the report.
     """
 
@@ -350,6 +351,7 @@ class Kind:
     summary: str
     slow: bool = False
     needs_daemon: bool = False
+    needs_origin: bool = True
 
 
 KINDS: Mapping[str, Kind] = {
@@ -378,6 +380,7 @@ KINDS: Mapping[str, Kind] = {
         ("warm",),
         ("torch",),
         "torch DataLoader over local files in the page cache",
+        needs_origin=False,
     ),
     "gpufeed": Kind(
         Gpufeed,

@@ -78,6 +78,9 @@ class Terminal:
 
     def stage(self, title: str, total: int | None = None) -> None:
         """See `Progress`."""
+        if not self._console.is_terminal:
+            self.say(f"{title} ...")
+            return
         if self._task is not None:
             self._bars.remove_task(self._task)
         self._task = self._bars.add_task(title, total=total, note="")
@@ -90,4 +93,4 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """See `Progress`."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=not self._console.is_terminal)

@@ -105,7 +105,9 @@ def run(options: RunOptions, progress: Progress) -> report.Result:
         place = stack.enter_context(workplace(options.work_dir, keep=options.keep))
         family = stack.enter_context(Family(place.run_dir, child_environment()))
         data = prepare_data(options, place, family, progress)
-        origin = services.start_standin(family, data.objects_dir, options.origin_shape)
+        origin: Mapping[str, str] = {}
+        if any(contenders.kind_of(name).needs_origin for name in names):
+            origin = services.start_standin(family, data.objects_dir, options.origin_shape)
         bench = _Bench(options, place, family, data, origin, progress)
         step = bench.choose_step(names)
         rows = bench.run_rounds(names, step)

@@ -49,14 +49,18 @@ def workplace(work_dir: Path, *, keep: bool) -> Iterator[Workplace]:
     except OSError as error:
         raise StorageError(f"{work_dir}: {error.strerror}; choose another --work-dir") from error
     made: list[Path] = []
+    held = False
     try:
         _take(lock, work_dir)
+        held = True
         _sweep(work_dir)
         yield _make(work_dir, made)
     finally:
         for path in made:
             if not (keep and path.parent == work_dir):
                 shutil.rmtree(path, ignore_errors=True)
+        if held:
+            _sweep(work_dir, (PARTIAL_SUFFIX,))
         os.close(lock)
 
 
@@ -79,10 +83,10 @@ def _make(work_dir: Path, made: list[Path]) -> Workplace:
     return Workplace(work_dir, run_dir, socket_dir)
 
 
-def _sweep(work_dir: Path) -> None:
-    """Remove what killed runs left. We hold the lock: nobody is using it."""
+def _sweep(work_dir: Path, marks: tuple[str, ...] = (RUN_PREFIX, PARTIAL_SUFFIX)) -> None:
+    """Remove what an ended run left. We hold the lock: nobody is using it."""
     for path in work_dir.iterdir():
-        if path.name.startswith(RUN_PREFIX) or path.name.endswith(PARTIAL_SUFFIX):
+        if any(path.name.startswith(mark) or path.name.endswith(mark) for mark in marks):
             shutil.rmtree(path, ignore_errors=True)
 
 
