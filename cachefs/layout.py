@@ -7,8 +7,9 @@ A shard's file describes and checks itself, so that the index can be rebuilt fro
     trailer                CRC-64/XZ of each extent, identity (JSON), sample index (zstd), padded
 
 The header is written last, before the file is synced and renamed to its name: a file without a
-valid header holds nothing. A record in the index repeats what serving needs: sizes, checksums,
-sample count and sample index. All numbers are little-endian.
+valid header holds nothing. A record in the index repeats what serving needs: sizes, checksums and
+sample count. Sample indexes have a table of their own there, so that a start need not read them.
+All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import zstandard
 
 from gpufeed.cachefs import checksum
 from gpufeed.cachefs.errors import IntegrityError
-from gpufeed.cachefs.model import ShardSpec
+from gpufeed.cachefs.model import ObjectInfo, ShardSpec, Source
 from gpufeed.cachefs.units import BLOCK_BYTES, round_up
 
 MAGIC = b"GFSH"
@@ -37,63 +38,31 @@ _HEADER = struct.Struct("<4sHHIIQQQQq16s")
 _CRC_AT = 8
 # extent count, identity bytes, sample index bytes
 _TRAILER = struct.Struct("<III")
-# version, reserved, extent bytes, data bytes, file bytes, sample count, extent count, index bytes
-_RECORD = struct.Struct("<HHIQQqII")
+# version, reserved, extent bytes, data bytes, file bytes, sample count, extent count
+_RECORD = struct.Struct("<HHIQQqI")
+_USE = struct.Struct("<Q")
 TRAILER_BYTES_MAX = 1 << 30
+_ZSTD_LEVEL = 3
+
+# Room for a trailer before its sample index is known: about 200 bytes a 100 kB sample.
+_SAMPLES_RESERVE_RATIO = 1 / 512
+_TRAILER_RESERVE_BYTES = 64 * 1024
+_SOURCE_RESERVE_BYTES = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the index keeps of a shard. `sample_index` is the encoded `SampleIndex`, or None."""
+    """What the index keeps of a shard. `file_bytes` is the whole file, a multiple of 4 KiB."""
 
     extent_bytes: int
     size_bytes: int
     file_bytes: int
     sample_count: int | None
     extent_crcs: tuple[int, ...]
-    sample_index: bytes | None
 
-
-def data_bytes_on_disk(size_bytes: int) -> int:
-    """Bytes of the data region, padded."""
-    return round_up(size_bytes, BLOCK_BYTES)
-
-
-def extent_offset(extent: int, extent_bytes: int) -> int:
-    """Where an extent begins in the file."""
-    return DATA_OFFSET + extent * extent_bytes
-
-
-def pack_trailer(spec: ShardSpec, crcs: Sequence[int], sample_index: bytes | None) -> bytes:
-    """The trailer, padded to whole blocks."""
-    identity = json.dumps(
-        {
-            "name": spec.name,
-            "sources": [
-                [s.info.url, s.info.etag, s.info.size_bytes, s.offset_bytes] for s in spec.sources
-            ],
-        },
-        separators=(",", ":"),
-    ).encode()
-    index = zstandard.compress(sample_index, 3) if sample_index is not None else b""
-    head = _TRAILER.pack(len(crcs), len(identity), len(index))
-    body = head + struct.pack(f"<{len(crcs)}Q", *crcs) + identity + index
-    return body.ljust(round_up(len(body), BLOCK_BYTES), b"\0")
-
-
-def pack_header(
-    spec: ShardSpec, extent_bytes: int, trailer: bytes, sample_count: int | None
-) -> bytes:
-    """The header block of a shard whose trailer is `trailer`."""
-    offset = DATA_OFFSET + data_bytes_on_disk(spec.size_bytes)
-    count = -1 if sample_count is None else sample_count
-    fields = (
-        extent_bytes, spec.size_bytes, offset, len(trailer), checksum.crc64(trailer), count,
-        bytes.fromhex(spec.digest),
-    )  # fmt: skip
-    block = bytearray(_HEADER.pack(MAGIC, VERSION, 0, 0, *fields).ljust(HEADER_BYTES, b"\0"))
-    struct.pack_into("<I", block, _CRC_AT, zlib.crc32(block))
-    return bytes(block)
+    def extent_length(self, extent: int) -> int:
+        """Bytes of the shard in this extent."""
+        return min(self.extent_bytes, self.size_bytes - extent * self.extent_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +76,89 @@ class Header:
     trailer_bytes: int
     trailer_crc: int
     sample_count: int | None
+
+
+# --- places and sizes -------------------------------------------------------------------------
+
+
+def data_bytes_on_disk(size_bytes: int) -> int:
+    """Bytes of the data region, padded."""
+    return round_up(size_bytes, BLOCK_BYTES)
+
+
+def extent_offset(extent: int, extent_bytes: int) -> int:
+    """Where an extent begins in the file."""
+    return DATA_OFFSET + extent * extent_bytes
+
+
+def trailer_offset(size_bytes: int) -> int:
+    """Where the trailer begins in the file."""
+    return DATA_OFFSET + data_bytes_on_disk(size_bytes)
+
+
+def reserve_bytes(spec: ShardSpec, extent_bytes: int) -> int:
+    """What to reserve for the whole file, before its trailer is known. Rarely too little."""
+    names_bytes = sum(len(s.info.url) + len(s.info.etag) for s in spec.sources)
+    trailer_bytes = (
+        _TRAILER_RESERVE_BYTES
+        + int(spec.size_bytes * _SAMPLES_RESERVE_RATIO)
+        + names_bytes
+        + _SOURCE_RESERVE_BYTES * len(spec.sources)
+        + 8 * spec.extent_count(extent_bytes)
+    )
+    return trailer_offset(spec.size_bytes) + round_up(trailer_bytes, BLOCK_BYTES)
+
+
+# --- the file ---------------------------------------------------------------------------------
+
+
+def pack_samples(sample_index: bytes) -> bytes:
+    """An encoded `SampleIndex` as file and index keep it."""
+    return zstandard.compress(sample_index, _ZSTD_LEVEL)
+
+
+def unpack_samples(packed: bytes) -> bytes:
+    """See `pack_samples`.
+
+    Raises:
+        IntegrityError: damaged.
+    """
+    try:
+        return zstandard.decompress(packed)
+    except zstandard.ZstdError as error:
+        raise IntegrityError(f"a stored sample index of {len(packed)} bytes: {error}") from None
+
+
+def pack_trailer(spec: ShardSpec, crcs: Sequence[int], packed_samples: bytes | None) -> bytes:
+    """The trailer, padded to whole blocks."""
+    identity = json.dumps(
+        {
+            "name": spec.name,
+            "sources": [
+                [s.info.url, s.info.etag, s.info.size_bytes, s.offset_bytes] for s in spec.sources
+            ],
+        },
+        separators=(",", ":"),
+        ensure_ascii=False,
+    ).encode("utf-8", "surrogatepass")
+    samples = packed_samples or b""
+    head = _TRAILER.pack(len(crcs), len(identity), len(samples))
+    body = head + struct.pack(f"<{len(crcs)}Q", *crcs) + identity + samples
+    return body.ljust(round_up(len(body), BLOCK_BYTES), b"\0")
+
+
+def pack_header(
+    spec: ShardSpec, extent_bytes: int, trailer: bytes, sample_count: int | None
+) -> bytes:
+    """The header block of a shard whose trailer is `trailer`."""
+    count = -1 if sample_count is None else sample_count
+    fields = (
+        extent_bytes, spec.size_bytes, trailer_offset(spec.size_bytes), len(trailer),
+        checksum.crc64(trailer), count, bytes.fromhex(spec.digest),
+    )  # fmt: skip
+    block = bytearray(_HEADER.pack(MAGIC, VERSION, 0, 0, *fields).ljust(HEADER_BYTES, b"\0"))
+    struct.pack_into("<I", block, _CRC_AT, zlib.crc32(block))
+    return bytes(block)
 
 
 def unpack_header(block: bytes) -> Header:
@@ -124,59 +176,84 @@ def unpack_header(block: bytes) -> Header:
         raise IntegrityError(f"a shard file of magic {magic!r}, version {version}; want {VERSION}")
     clean = bytearray(block)
     clean[_CRC_AT : _CRC_AT + 4] = bytes(4)
-    if zlib.crc32(clean) != crc or length > TRAILER_BYTES_MAX:
+    if zlib.crc32(clean) != crc:
         raise IntegrityError("a shard file whose header does not match its checksum")
+    aligned = extent > 0 and extent % BLOCK_BYTES == 0 and length % BLOCK_BYTES == 0
+    if not aligned or length > TRAILER_BYTES_MAX or offset != trailer_offset(size):
+        raise IntegrityError("a shard file whose header describes an impossible layout")
     return Header(
         digest.hex(), extent, size, offset, length, trailer_crc, None if count < 0 else count
     )
 
 
-def unpack_trailer(header: Header, trailer: bytes) -> Record:
-    """Verify and read a trailer.
+def unpack_trailer(header: Header, trailer: bytes) -> tuple[Record, bytes | None]:
+    """Verify and read a trailer; returns the record, and the packed sample index if there is one.
 
     Raises:
-        IntegrityError: damaged.
+        IntegrityError: damaged, or its sources are not those of the header's digest.
     """
     if len(trailer) != header.trailer_bytes or checksum.crc64(trailer) != header.trailer_crc:
         raise IntegrityError("a shard file whose trailer does not match its checksum")
-    count, identity_bytes, index_bytes = _TRAILER.unpack_from(trailer)
+    count, identity_bytes, samples_bytes = _TRAILER.unpack_from(trailer)
     at = _TRAILER.size
     crcs = struct.unpack_from(f"<{count}Q", trailer, at)
-    at += 8 * count + identity_bytes
-    packed = trailer[at : at + index_bytes]
-    return Record(
-        header.extent_bytes,
-        header.size_bytes,
-        header.trailer_offset + header.trailer_bytes,
-        header.sample_count,
-        crcs,
-        zstandard.decompress(packed) if packed else None,
-    )
+    at += 8 * count
+    spec = _unpack_identity(trailer[at : at + identity_bytes], header.size_bytes)
+    at += identity_bytes
+    if spec.digest != header.digest or count != spec.extent_count(header.extent_bytes):
+        raise IntegrityError(f"a shard file that says {header.digest} but holds {spec.name}")
+    file_bytes = header.trailer_offset + header.trailer_bytes
+    record = Record(
+        header.extent_bytes, header.size_bytes, file_bytes, header.sample_count, crcs
+    )  # fmt: skip
+    return record, trailer[at : at + samples_bytes] or None
+
+
+def _unpack_identity(data: bytes, size_bytes: int) -> ShardSpec:
+    try:
+        fields = json.loads(data.decode("utf-8", "surrogatepass"))
+        sources = tuple(
+            Source(ObjectInfo(url, size, etag), offset)
+            for url, etag, size, offset in fields["sources"]
+        )
+        return ShardSpec(fields["name"], size_bytes, sources)
+    except (ValueError, TypeError, KeyError) as error:
+        raise IntegrityError(f"a shard file whose identity cannot be read: {error}") from None
+
+
+# --- the index --------------------------------------------------------------------------------
 
 
 def pack_record(record: Record) -> bytes:
     """A record as the index stores it."""
-    index = zstandard.compress(record.sample_index, 3) if record.sample_index is not None else b""
     count = -1 if record.sample_count is None else record.sample_count
     head = _RECORD.pack(
         RECORD_VERSION, 0, record.extent_bytes, record.size_bytes, record.file_bytes, count,
-        len(record.extent_crcs), len(index),
+        len(record.extent_crcs),
     )  # fmt: skip
-    return head + struct.pack(f"<{len(record.extent_crcs)}Q", *record.extent_crcs) + index
+    return head + struct.pack(f"<{len(record.extent_crcs)}Q", *record.extent_crcs)
 
 
-def unpack_record(data: bytes, *, with_index: bool = True) -> Record:
-    """See `pack_record`. `with_index=False` leaves the sample index compressed and out.
+def unpack_record(data: bytes | memoryview, *, with_crcs: bool = True) -> Record:
+    """See `pack_record`. `with_crcs=False` leaves the checksums out: a start has no use for them.
 
     Raises:
         IntegrityError: another version, or of a wrong length.
     """
     if len(data) < _RECORD.size:
         raise IntegrityError(f"an index record of {len(data)} bytes")
-    version, _, extent, size, file_bytes, samples, count, index_bytes = _RECORD.unpack_from(data)
-    if version != RECORD_VERSION or len(data) != _RECORD.size + 8 * count + index_bytes:
+    version, _, extent, size, file_bytes, samples, count = _RECORD.unpack_from(data)
+    if version != RECORD_VERSION or len(data) != _RECORD.size + 8 * count:
         raise IntegrityError(f"an index record of version {version} and {len(data)} bytes")
-    crcs = struct.unpack_from(f"<{count}Q", data, _RECORD.size)
-    packed = data[_RECORD.size + 8 * count :]
-    index = zstandard.decompress(packed) if packed and with_index else None
-    return Record(extent, size, file_bytes, None if samples < 0 else samples, crcs, index)
+    crcs = struct.unpack_from(f"<{count}Q", data, _RECORD.size) if with_crcs else ()
+    return Record(extent, size, file_bytes, None if samples < 0 else samples, crcs)
+
+
+def pack_use(use: int) -> bytes:
+    """When a shard was last used, as a serial number."""
+    return _USE.pack(use)
+
+
+def unpack_use(data: bytes | memoryview) -> int:
+    """See `pack_use`. What is not a use counts as the oldest."""
+    return int(_USE.unpack(data)[0]) if len(data) == _USE.size else 0

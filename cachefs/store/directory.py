@@ -15,18 +15,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator
 
-from gpufeed.cachefs import layout
-from gpufeed.cachefs.errors import IntegrityError, OperatorError, StorageError
-from gpufeed.cachefs.layout import Record
-from gpufeed.cachefs.store.files import DIRECTORY_MODE, FILE_MODE, AlignedBuffer, Files
-from gpufeed.cachefs.store.index import Index
+from gpufeed.cachefs.errors import OperatorError, StorageError
+from gpufeed.cachefs.store.files import DIRECTORY_MODE, FILE_MODE, translated
 
 FORMAT = 1
 IDENTITY_NAME = "gpufeed.json"
 TEMPORARY_SUFFIX = ".tmp"
+LOCK_NAME = "lock"
+# What an unfinished first start, or mkfs, may have left in an otherwise empty directory.
+_HARMLESS = frozenset({"lost+found", LOCK_NAME, IDENTITY_NAME + TEMPORARY_SUFFIX})
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 class CacheDirectory:
@@ -46,8 +48,10 @@ class CacheDirectory:
         """
         try:
             os.makedirs(self.path, mode=DIRECTORY_MODE, exist_ok=True)
+            # Looked at before anything is made in it, and written under the lock.
             self._check_identity()
             self._take_lock()
+            self._check_identity(write=True)
             for name in ("index", "shards", *(f"shards/{i:02x}" for i in range(256))):
                 os.makedirs(os.path.join(self.path, name), mode=DIRECTORY_MODE, exist_ok=True)
         except OSError as error:
@@ -55,9 +59,12 @@ class CacheDirectory:
             raise StorageError(
                 f"cannot use the cache directory {self.path}: {error.strerror}; choose another "
                 "with --cache-path, or run without one (--memory-only)"
-            ) from None
+            ) from error
+        except OperatorError:
+            self.close()
+            raise
 
-    def _check_identity(self) -> None:
+    def _check_identity(self, *, write: bool = False) -> None:
         path = os.path.join(self.path, IDENTITY_NAME)
         try:
             with open(path, encoding="utf-8") as file:
@@ -67,16 +74,19 @@ class CacheDirectory:
         except ValueError:
             found = {}
         if found is None:
-            others = sorted(set(os.listdir(self.path)) - {"lost+found", "lock"})
+            others = sorted(set(os.listdir(self.path)) - _HARMLESS)
             if others:
                 raise OperatorError(
                     f"{self.path} is not empty and no gpufeed cache (it holds {others[0]}, …); "
                     "choose an empty directory with --cache-path"
                 )
-            self._write_identity(path)
-        elif found.get("format") != FORMAT:
+            if write:
+                self._write_identity(path)
+            return
+        version = found.get("format") if isinstance(found, dict) else None
+        if version != FORMAT:
             raise OperatorError(
-                f"{self.path} is a gpufeed cache of format {found.get('format')}, this version "
+                f"{self.path} is a gpufeed cache of format {version}, this version "
                 f"knows {FORMAT}: use the version that wrote it, or empty the directory"
             )
 
@@ -92,7 +102,7 @@ class CacheDirectory:
 
     def _take_lock(self) -> None:
         descriptor = os.open(
-            os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE
+            os.path.join(self.path, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE
         )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,71 +134,16 @@ class CacheDirectory:
         return f"{self.shard_path(digest)}.{number}{TEMPORARY_SUFFIX}"
 
     def scan(self) -> Iterator[str]:
-        """Digests of all files that bear a committed shard's name. Removes interrupted fills."""
+        """Digests of all files that bear a committed shard's name. Removes interrupted fills.
+
+        Raises:
+            StorageError: the disk refused.
+        """
         for i in range(256):
-            with os.scandir(os.path.join(self.path, "shards", f"{i:02x}")) as entries:
+            folder = os.path.join(self.path, "shards", f"{i:02x}")
+            with translated(f"list {folder}"), os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name.endswith(TEMPORARY_SUFFIX):
                         os.unlink(entry.path)
-                    elif len(entry.name) == 32:
+                    elif _DIGEST.fullmatch(entry.name) and entry.name.startswith(f"{i:02x}"):
                         yield entry.name
-
-
-def read_self_description(files: Files, path: str, digest: str) -> Record:
-    """What a shard's file says of itself.
-
-    Raises:
-        IntegrityError: it is damaged, or another shard's.
-        StorageError: it cannot be read.
-    """
-    descriptor = files.open(path)
-    try:
-        header = layout.unpack_header(_read(files, descriptor, 0, layout.HEADER_BYTES))
-        if header.digest != digest:
-            raise IntegrityError(f"{path} holds the shard {header.digest}")
-        trailer = _read(files, descriptor, header.trailer_offset, header.trailer_bytes)
-        return layout.unpack_trailer(header, trailer)
-    finally:
-        files.close(descriptor)
-
-
-def _read(files: Files, descriptor: int, offset: int, size_bytes: int) -> bytes:
-    buffer = AlignedBuffer.empty(size_bytes)
-    try:
-        found = files.read(descriptor, buffer.view, offset)
-        return bytes(buffer.view[:found])
-    finally:
-        buffer.close()
-
-
-def reconcile(directory: CacheDirectory, index: Index, files: Files) -> dict[str, Record]:
-    """Make index and files agree; returns what is committed (without sample indexes).
-
-    A file without a record is adopted if its self-description is right, and removed if not; a
-    record without a file is dropped.
-    """
-    on_disk = set(directory.scan())
-    records: dict[str, Record] = {}
-    dropped = []
-    for digest, value in index.items():
-        try:
-            record = layout.unpack_record(value, with_index=False)
-        except IntegrityError:
-            dropped.append(digest)
-            continue
-        if digest in on_disk:
-            records[digest] = record
-        else:
-            dropped.append(digest)
-    if dropped:
-        index.delete(dropped)
-    for digest in on_disk - records.keys():
-        path = directory.shard_path(digest)
-        try:
-            record = read_self_description(files, path, digest)
-        except (IntegrityError, StorageError):
-            files.remove(path)
-            continue
-        index.put(digest, layout.pack_record(record))
-        records[digest] = record
-    return records

@@ -3,16 +3,18 @@
 Blocking; called from the store's disk threads. Data moves with `O_DIRECT` from page-aligned arena
 slots: a tenth of the CPU of buffered writes, and the page cache stays the trainer's. Where a file
 system refuses `O_DIRECT`, the same calls go through the page cache. `OSError` becomes
-`StorageError` here, once.
+`StorageError` here, once; it stays the error's cause, for `is_shortage`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpufeed.cachefs.errors import StorageError
@@ -20,6 +22,16 @@ from gpufeed.cachefs.units import BLOCK_BYTES, format_bytes
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
+# Errors of the process or the machine that say nothing about the file.
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A file system's size and what of it unprivileged writers may still take."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 class Files(Protocol):
@@ -57,6 +69,10 @@ class Files(Protocol):
         """Unlink; a missing file is fine."""
         ...
 
+    def space(self, path: str) -> Space:
+        """Room on the file system that holds `path`."""
+        ...
+
 
 class DiskFiles:
     """Satisfies `Files` on a real directory."""
@@ -64,11 +80,11 @@ class DiskFiles:
     def create(self, path: str, size_bytes: int) -> int:
         """See `Files`."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with _translated(f"create {path}"):
+        with translated(f"create {path}"):
             descriptor = _open_direct(path, flags)
         try:
-            with _translated(f"preallocate {format_bytes(size_bytes)} for {path}"):
-                os.posix_fallocate(descriptor, 0, size_bytes)
+            with translated(f"preallocate {format_bytes(size_bytes)} for {path}"):
+                _preallocate(descriptor, size_bytes)
         except StorageError:
             os.close(descriptor)
             with contextlib.suppress(OSError):
@@ -78,7 +94,7 @@ class DiskFiles:
 
     def open(self, path: str) -> int:
         """See `Files`."""
-        with _translated(f"open {path}"):
+        with translated(f"open {path}"):
             return _open_direct(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, descriptor: int) -> None:
@@ -89,8 +105,13 @@ class DiskFiles:
         """See `Files`."""
         done = 0
         while done < len(data):
-            with _translated(f"write {format_bytes(len(data))} at {offset}"):
-                written = os.pwrite(descriptor, data[done:], offset + done)
+            with translated(f"write {format_bytes(len(data))} at {offset}"):
+                try:
+                    written = os.pwrite(descriptor, data[done:], offset + done)
+                except OSError as error:
+                    if not _fall_back(descriptor, error):
+                        raise
+                    continue
             # A short direct write is followed by the error that cut it; never loop on nothing.
             if written == 0:
                 raise StorageError("the cache disk wrote 0 bytes; is it full?")
@@ -100,8 +121,13 @@ class DiskFiles:
         """See `Files`."""
         done = 0
         while done < len(target):
-            with _translated(f"read {format_bytes(len(target))} at {offset}"):
-                found = os.preadv(descriptor, [target[done:]], offset + done)
+            with translated(f"read {format_bytes(len(target))} at {offset}"):
+                try:
+                    found = os.preadv(descriptor, [target[done:]], offset + done)
+                except OSError as error:
+                    if not _fall_back(descriptor, error):
+                        raise
+                    continue
             done += found
             # Direct reads end at the end of the file; a fragment cannot be continued unaligned.
             if found == 0 or found % BLOCK_BYTES:
@@ -110,12 +136,12 @@ class DiskFiles:
 
     def sync(self, descriptor: int) -> None:
         """See `Files`."""
-        with _translated("sync a shard"):
+        with translated("sync a shard"):
             os.fdatasync(descriptor)
 
     def publish(self, source: str, target: str) -> None:
         """See `Files`."""
-        with _translated(f"rename {source}"):
+        with translated(f"rename {source}"):
             os.rename(source, target)
             directory = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -125,8 +151,39 @@ class DiskFiles:
 
     def remove(self, path: str) -> None:
         """See `Files`."""
-        with _translated(f"remove {path}"), contextlib.suppress(FileNotFoundError):
+        with translated(f"remove {path}"), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+    def space(self, path: str) -> Space:
+        """See `Files`."""
+        with translated(f"tell the free space of {path}"):
+            found = os.statvfs(path)
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def is_shortage(error: StorageError) -> bool:
+    """Whether the machine was short of something, so that the file may be as good as ever."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _SHORTAGES
+
+
+def _preallocate(descriptor: int, size_bytes: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        # Not every file system can; it then finds out while writing whether there is room.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        os.ftruncate(descriptor, size_bytes)
+
+
+def _fall_back(descriptor: int, error: OSError) -> bool:
+    """Some file systems accept `O_DIRECT` on opening and refuse it here. False: that is not it."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+        return False
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    return True
 
 
 def _open_direct(path: str, flags: int) -> int:
@@ -135,12 +192,13 @@ def _open_direct(path: str, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # An O_CREAT that was refused for O_DIRECT may have made the file.
+    # The open that was refused for O_DIRECT may have made the file.
     return os.open(path, flags & ~os.O_EXCL, FILE_MODE)
 
 
 @contextlib.contextmanager
-def _translated(what: str) -> Iterator[None]:
+def translated(what: str) -> Iterator[None]:
+    """`OSError` becomes `StorageError` that says what was refused."""
     try:
         yield
     except OSError as error:
@@ -148,7 +206,7 @@ def _translated(what: str) -> Iterator[None]:
         raise StorageError(
             f"the cache disk refused to {what}: {error.strerror} ({name}); the cache goes on "
             "without it: free space, or check the disk and its mount"
-        ) from None
+        ) from error
 
 
 class AlignedBuffer:

@@ -9,10 +9,10 @@ Invariants:
     - leased shards are never victims;
     - every extent read is checked against its CRC-64 before anybody sees it; a wrong one takes its
       shard out (**quarantine**), and the caller fills it anew;
-    - a disk that fails turns reservations off for a while (`store.health`), and reads into refills.
+    - a disk that refuses writes turns reservations off for a while (`store.health`).
 
-All methods are called on the daemon's loop. Disk calls run in the store's own threads, index writes
-in one thread of their own.
+All methods are called on the daemon's loop, which never waits for the disk: disk and index work
+runs in the store's own threads. The index is read on the loop, where its pages are hot.
 """
 
 from __future__ import annotations
@@ -21,35 +21,41 @@ import asyncio
 import collections
 import itertools
 import logging
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from gpufeed.cachefs import checksum, layout
 from gpufeed.cachefs.budget import ByteBudget
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.config import StoreConfig
-from gpufeed.cachefs.errors import IntegrityError, StorageError
+from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError, UsageError
 from gpufeed.cachefs.layout import Record
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ShardSpec
-from gpufeed.cachefs.policy import Admit, NeverEvict
+from gpufeed.cachefs.policy import Bypass, NeverEvict, Policy
 from gpufeed.cachefs.sampleindex import SampleIndex
-from gpufeed.cachefs.store.directory import CacheDirectory, reconcile
-from gpufeed.cachefs.store.files import AlignedBuffer, DiskFiles, Files
+from gpufeed.cachefs.store.descriptors import Descriptors, OpenShard
+from gpufeed.cachefs.store.directory import CacheDirectory
+from gpufeed.cachefs.store.files import DiskFiles, Files, is_shortage
 from gpufeed.cachefs.store.health import DiskHealth
 from gpufeed.cachefs.store.index import Index
+from gpufeed.cachefs.store.recovery import Found, reconcile
+from gpufeed.cachefs.store.reservation import DiskRoom, Reservation
+from gpufeed.cachefs.store.threads import DiskThreads
+from gpufeed.cachefs.store.unlinker import Unlinker
+from gpufeed.cachefs.store.writer import Ending, ShardWriter, padded
 from gpufeed.cachefs.tasks import finished
-from gpufeed.cachefs.units import BLOCK_BYTES, round_up
+from gpufeed.cachefs.units import BLOCK_BYTES, format_bytes
+
+__all__ = ["Reservation", "ShardStore", "StoredShard"]
 
 _LOG = logging.getLogger("gpufeed.store")
 _Result = TypeVar("_Result")
 
-# Room reserved for a trailer before the sample index is known: a hundred bytes a 100 kB sample.
-TRAILER_RESERVE_RATIO = 1 / 512
-TRAILER_RESERVE_BYTES_MIN = 16 * BLOCK_BYTES
+
+class _NoRoomError(StorageError):
+    """The store is full, but the disk is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,111 +68,106 @@ class StoredShard:
     sample_count: int | None
 
 
-@dataclass(slots=True)
-class Reservation:
-    """Room for one shard on its way in. Ended by exactly one `commit` or `abort`."""
+class _Disk:
+    """What there is only with a directory: its lock, index, threads and descriptors."""
 
-    spec: ShardSpec
-    size_bytes: int
-    number: int
-    granted: asyncio.Future[None]
-    opened: asyncio.Future[int] | None = None
-    writes: set[asyncio.Future[None]] = field(default_factory=set)
+    def __init__(self, store: ShardStore, config: StoreConfig, files: Files) -> None:
+        self.files = files
+        self.room = DiskRoom(config.free_floor_ratio)
+        self.measuring: asyncio.Future[Any] | None = None
+        self.directory = CacheDirectory(config.path)
+        self.directory.open()
+        try:
+            self.index = Index(self.directory.index_path)
+        except GpufeedError:
+            self.directory.close()
+            raise
+        self.threads = DiskThreads(config.io_threads, store.clock)
+        self.descriptors = Descriptors(files, self.threads)
+        self.unlinker = Unlinker(
+            files, self.index, self.threads,
+            on_removed=store._on_removed, on_failed=store._on_unlink_failed,
+        )  # fmt: skip
+        self.writer = ShardWriter(
+            self.directory, files, self.index, self.threads, self.unlinker, self.room
+        )
 
-
-@dataclass(slots=True)
-class _Open:
-    descriptor: asyncio.Future[int]
-    record: Record
-    reads: int = 0
+    def close(self) -> None:
+        self.index.close()
+        self.directory.close()
 
 
 class ShardStore:
-    """See the top of the file. Made by `open`."""
+    """See the top of the file. Made by `open`; without a path it keeps nothing."""
 
     def __init__(
-        self,
-        config: StoreConfig,
-        *,
-        extent_bytes: int,
-        metrics: Metrics,
-        clock: Clock,
-        files: Files,
+        self, config: StoreConfig, *, extent_bytes: int, metrics: Metrics, clock: Clock
     ) -> None:
-        self._config = config
-        self._extent_bytes = extent_bytes
-        self._metrics = metrics
-        self._clock = clock
-        self._files = files
+        self.clock = clock
         self.memory_only = not config.path
         self.capacity_bytes = 0 if self.memory_only else config.capacity_bytes
+        self._extent_bytes = extent_bytes
+        self._metrics = metrics
         self._budget = ByteBudget(self.capacity_bytes // BLOCK_BYTES * BLOCK_BYTES)
-        self._policy = NeverEvict()
+        self._policy: Policy = NeverEvict()
         self._health = DiskHealth()
         self._shards: dict[str, StoredShard] = {}
         self._leases: collections.Counter[str] = collections.Counter()
-        self._open: dict[str, _Open] = {}
-        self._promised: collections.deque[Reservation] = collections.deque()
+        self._use = 0
+        self._used: dict[str, int] = {}  # last uses that the index does not know yet
+        self._reserved: set[Reservation] = set()
+        self._committing: set[str] = set()
         self._numbers = itertools.count(1)
-        self._unlinking: set[asyncio.Future[None]] = set()
-        self._leaving: dict[str, asyncio.Future[None]] = {}
-        self._directory: CacheDirectory | None = None
-        self._index: Index | None = None
-        self._disk = ThreadPoolExecutor(config.io_threads, "gpufeed-disk")
-        self._indexer = ThreadPoolExecutor(1, "gpufeed-index")
+        self._promised: collections.deque[Reservation] = collections.deque()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._disk: _Disk | None = None
+        metrics.set("store_capacity_bytes", self.capacity_bytes)
 
     @classmethod
     def open(
-        cls,
-        config: StoreConfig,
-        *,
-        extent_bytes: int,
-        metrics: Metrics,
-        clock: Clock,
+        cls, config: StoreConfig, *, extent_bytes: int, metrics: Metrics, clock: Clock,
         files: Files | None = None,
-    ) -> ShardStore:
-        """Lock the directory, recover what is in it.
+    ) -> ShardStore:  # fmt: skip
+        """Lock the directory and recover what is in it. Blocking.
 
         Raises:
             OperatorError: the directory is in use, foreign, or of another format.
             StorageError: the disk refused.
         """
-        store = cls(
-            config, extent_bytes=extent_bytes, metrics=metrics, clock=clock,
-            files=files or DiskFiles(),
-        )  # fmt: skip
-        metrics.set("store_capacity_bytes", store.capacity_bytes)
+        store = cls(config, extent_bytes=extent_bytes, metrics=metrics, clock=clock)
         if not store.memory_only:
-            store._recover()
+            disk = _Disk(store, config, files or DiskFiles())
+            try:
+                store._recover(disk)
+            except BaseException:
+                disk.close()
+                raise
+            store._disk = disk
         return store
 
-    def _recover(self) -> None:
-        directory = CacheDirectory(self._config.path)
-        directory.open()
-        try:
-            index = Index(directory.index_path)
-        except BaseException:
-            directory.close()
-            raise
-        self._directory, self._index = directory, index
-        unusable = []
-        for digest, record in reconcile(directory, index, self._files).items():
-            # A smaller capacity than before, or another extent size: such shards are of no use.
-            fits = record.extent_bytes == self._extent_bytes
-            if fits and self._budget.adopt(record.file_bytes):
-                self._add(digest, record)
+    def _recover(self, disk: _Disk) -> None:
+        usable: list[Found] = []
+        useless: list[str] = []
+        # The newest first: a smaller capacity than last time costs the oldest. Shards of another
+        # extent size are of no use at all.
+        for found in reversed(reconcile(disk.directory, disk.index, disk.files)):
+            fits = found.record.extent_bytes == self._extent_bytes
+            if fits and self._budget.adopt(found.record.file_bytes):
+                usable.append(found)
             else:
-                unusable.append(digest)
-        if unusable:
-            index.delete(unusable)
-            for digest in unusable:
-                self._files.remove(directory.shard_path(digest))
+                useless.append(found.digest)
+        for found in reversed(usable):
+            self._add(found.digest, found.record)
+        if usable:
+            self._use = usable[0].last_use
+        if useless:
+            _LOG.warning("%d shards of other settings are removed", len(useless))
+            for digest in useless:
+                disk.files.remove(disk.directory.shard_path(digest))
+            disk.index.delete(useless)
+            self._metrics.add("evictions_total", len(useless))
+        disk.room.measured(disk.files.space(disk.directory.path))
         self._count()
-
-    def _add(self, digest: str, record: Record) -> None:
-        stored = StoredShard(digest, record.size_bytes, record.file_bytes, record.sample_count)
-        self._shards[digest] = stored
-        self._policy.add(digest, record.file_bytes)
 
     # --- looking up ---------------------------------------------------------------------------
 
@@ -175,8 +176,10 @@ class ShardStore:
         return self._shards.get(digest)
 
     def touch(self, digest: str) -> None:
-        """The shard was used."""
-        self._policy.use(digest)
+        """The shard was used; unknown ones are ignored."""
+        if digest in self._shards:
+            self._policy.use(digest)
+            self._used[digest] = self._next_use()
 
     def lease(self, digest: str) -> None:
         """Keep the shard until `release`; counted."""
@@ -184,61 +187,93 @@ class ShardStore:
 
     def release(self, digest: str) -> None:
         """One lease less."""
+        assert self._leases[digest] > 0, f"{digest} is released more often than leased"
         self._leases[digest] -= 1
         if not self._leases[digest]:
             del self._leases[digest]
-            self._close_idle(digest)
+            if self._disk is not None:
+                self._disk.descriptors.release(digest)
 
     def sample_index(self, digest: str) -> bytes | None:
         """The encoded `SampleIndex` of a committed shard, or None where it has none."""
-        if self._index is None or digest not in self._shards:
+        if self._disk is None or digest not in self._shards:
             return None
-        value = self._index.get(digest)
-        return None if value is None else layout.unpack_record(value).sample_index
+        try:
+            packed = self._disk.index.samples(digest)
+            return None if packed is None else layout.unpack_samples(packed)
+        except (StorageError, IntegrityError) as error:
+            # It can be made again from the shard.
+            self._metrics.add("store_errors_total")
+            _LOG.warning("the sample index of %s cannot be read: %s", digest, error)
+            return None
+
+    async def set_sample_index(self, digest: str, encoded: bytes) -> None:
+        """Attach a sample index to a committed shard that has none; ignored if it left meanwhile.
+
+        It is kept in the index alone: if that is ever rebuilt, the shard is indexed again.
+
+        Raises:
+            ProtocolError: `encoded` is no sample index.
+            StorageError: the index refused.
+        """
+        count = len(SampleIndex.decode(encoded))
+        packed_record = self._disk.index.get(digest) if self._disk is not None else None
+        if self._disk is None or packed_record is None or digest not in self._shards:
+            return
+        record = replace(layout.unpack_record(packed_record), sample_count=count)
+        samples = layout.pack_samples(encoded)
+        kept = await self._disk.threads.run(self._disk.index.put_samples, digest, record, samples)
+        stored = self._shards.get(digest)
+        if kept and stored is not None:
+            self._shards[digest] = replace(stored, sample_count=count)
 
     # --- coming in ----------------------------------------------------------------------------
 
     def reserve(self, spec: ShardSpec, *, wanted: Callable[[str], bool]) -> Reservation | None:
         """Room for a shard, evicting others if the policy says so. None: stream it without caching.
 
-        The reservation may have to wait for evicted files to be gone; `write_extent` does.
+        The room may have to wait until evicted files are gone; `write_extent` does. A second
+        reservation of a shard whose first is about to be aborted is fine.
         """
-        if self.memory_only or spec.digest in self._shards:
+        disk = self._disk
+        digest = spec.digest
+        if disk is None or digest in self._shards or digest in self._committing:
             return None
-        if not self._health.may_reserve(self._clock.monotonic_s()):
+        if not self._health.admits(self.clock.monotonic_s()):
             return None
-        data_bytes = layout.data_bytes_on_disk(spec.size_bytes)
-        trailer_bytes = max(TRAILER_RESERVE_BYTES_MIN, int(data_bytes * TRAILER_RESERVE_RATIO))
-        size = layout.HEADER_BYTES + data_bytes + round_up(trailer_bytes, BLOCK_BYTES)
-        if not self._above_floor(size):
-            return None
+        size = layout.reserve_bytes(spec, self._extent_bytes)
+        room_bytes = disk.room.available_bytes(self._budget.unlinking_bytes)
+        if room_bytes < min(size, self._budget.available_bytes):
+            # What others did to the disk may have been undone since it was last measured.
+            self._measure()
         decision = self._policy.decide(
-            size, self._budget.available_bytes, wanted=wanted,
-            leased=lambda digest: digest in self._leases,
+            size, min(room_bytes, self._budget.available_bytes), wanted=wanted,
+            leased=self._leases.__contains__,
         )  # fmt: skip
-        if not isinstance(decision, Admit):
+        if isinstance(decision, Bypass):
+            _LOG.debug("%s is not cached: %s", spec.name, decision.reason)
             return None
         for victim in decision.victims:
             self._evict(victim)
-            self._metrics.add("evictions_total")
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reservation = Reservation(spec, size, next(self._numbers), granted)
+        self._metrics.add("evictions_total", len(decision.victims))
+        reservation = Reservation(
+            spec, next(self._numbers), size, asyncio.get_running_loop().create_future(),
+            self._health.reserved(),
+        )  # fmt: skip
+        self._reserved.add(reservation)
+        disk.room.reserved(size)
         if self._budget.reserve(size):
             reservation.granted.set_result(None)
         else:
             self._promised.append(reservation)
+            disk.unlinker.retry()
         self._count()
         return reservation
-
-    def _above_floor(self, size_bytes: int) -> bool:
-        found = os.statvfs(self._config.path)
-        free = found.f_bavail * found.f_frsize
-        return free - size_bytes >= self._config.free_floor_ratio * found.f_blocks * found.f_frsize
 
     async def write_extent(
         self, reservation: Reservation, extent: int, data: memoryview, length_bytes: int
     ) -> None:
-        """Write one extent.
+        """Write one extent. Even if cancelled it returns only when nothing uses `data` any more.
 
         Args:
             reservation: from `reserve`.
@@ -249,158 +284,177 @@ class ShardStore:
         Raises:
             StorageError: the disk refused; abort, and go on without the cache.
         """
-        await asyncio.shield(reservation.granted)
-        descriptor = await self._opened(reservation)
-        padded = data[: round_up(length_bytes, BLOCK_BYTES)]
+        assert self._disk is not None
+        blocks = padded(data, length_bytes)
         offset = layout.extent_offset(extent, self._extent_bytes)
-        await self._tracked(reservation, self._files.write, descriptor, padded, offset)
-        self._metrics.add("nvme_written_bytes_total", len(padded))
 
-    async def _opened(self, reservation: Reservation) -> int:
-        if reservation.opened is None:
-            reservation.opened = asyncio.ensure_future(self._create(reservation))
-        return await asyncio.shield(reservation.opened)
+        def on_late() -> None:
+            self._failed(f"a write of {format_bytes(len(blocks))} hangs")
 
-    async def _create(self, reservation: Reservation) -> int:
-        spec = reservation.spec
-        assert self._directory is not None
-        leaving = self._leaving.get(spec.digest)
-        if leaving is not None:
-            # The same shard was set aside just now; its removal must not hit the new file.
-            await asyncio.shield(leaving)
-        path = self._directory.temporary_path(spec.digest, reservation.number)
-        size = layout.DATA_OFFSET + layout.data_bytes_on_disk(spec.size_bytes)
-        return await self._submit(self._files.create, path, size)
+        writing = self._disk.writer.write(reservation, offset, blocks, on_late)
+        try:
+            await self._own(writing)
+        except StorageError as error:
+            if reservation.state == "open":
+                self._failed(error)
+            raise
+        reservation.written.add(extent)
+        self._metrics.add("nvme_written_bytes_total", len(blocks))
 
     async def commit(
         self, reservation: Reservation, extent_crcs: Sequence[int], sample_index: bytes | None
     ) -> StoredShard:
-        """Make the shard visible, durably.
+        """Make the shard visible, durably. A cancellation is raised when that is done.
 
         Raises:
             StorageError: the disk refused; the reservation is aborted and nothing is left.
+            UsageError: extents are missing, or the reservation has ended. Abort it.
+            ProtocolError: `sample_index` is none. Abort.
         """
-        assert self._directory is not None
         spec = reservation.spec
-        try:
-            descriptor = await self._opened(reservation)
-            await asyncio.gather(*reservation.writes)
-            trailer = layout.pack_trailer(spec, extent_crcs, sample_index)
-            trailer_at = layout.DATA_OFFSET + layout.data_bytes_on_disk(spec.size_bytes)
-            file_bytes = trailer_at + len(trailer)
-            if not self._budget.resize(reservation.size_bytes, file_bytes):
-                raise StorageError(
-                    f"no room for the {len(trailer)} bytes that describe {spec.name}"
-                )
-            reservation.size_bytes = file_bytes
-            count = None if sample_index is None else len(SampleIndex.decode(sample_index))
-            record = Record(
-                self._extent_bytes, spec.size_bytes, file_bytes, count, tuple(extent_crcs),
-                sample_index,
-            )  # fmt: skip
-            header = layout.pack_header(spec, self._extent_bytes, trailer, count)
-            await self._tracked(
-                reservation, self._finish_file, descriptor, reservation, (header, trailer),
-                trailer_at,
-            )  # fmt: skip
-        except StorageError:
+        count = spec.extent_count(self._extent_bytes)
+        if reservation.state != "open" or spec.digest in self._committing:
+            raise UsageError(f"{spec.name} is {reservation.state}, or being committed twice")
+        if len(reservation.written) != count or len(extent_crcs) != count:
+            raise UsageError(
+                f"{spec.name} has {count} extents; {len(reservation.written)} were written and "
+                f"{len(extent_crcs)} checksums given"
+            )
+        samples = None if sample_index is None else len(SampleIndex.decode(sample_index))
+        if spec.digest in self._shards:
+            # Another reservation of the same shard came first.
             await self.abort(reservation)
-            raise
-        return await self._enter(reservation, record)
+            return self._shards[spec.digest]
+        reservation.state = "committing"
+        self._committing.add(spec.digest)
+        return await self._own(self._commit(reservation, tuple(extent_crcs), sample_index, samples))
 
-    def _finish_file(
-        self, descriptor: int, reservation: Reservation, ends: tuple[bytes, bytes], trailer_at: int
-    ) -> None:
-        """In a disk thread: trailer, header, sync, rename."""
-        assert self._directory is not None
-        header, trailer = ends
-        for data, offset in ((trailer, trailer_at), (header, 0)):
-            buffer = AlignedBuffer(data)
-            try:
-                self._files.write(descriptor, buffer.view, offset)
-            finally:
-                buffer.close()
-        self._files.sync(descriptor)
+    async def _commit(
+        self, reservation: Reservation, crcs: tuple[int, ...], sample_index: bytes | None,
+        sample_count: int | None,
+    ) -> StoredShard:  # fmt: skip
+        assert self._disk is not None
         digest = reservation.spec.digest
-        self._files.publish(
-            self._directory.temporary_path(digest, reservation.number),
-            self._directory.shard_path(digest),
-        )
-
-    async def _enter(self, reservation: Reservation, record: Record) -> StoredShard:
-        """The file is durable under its name: index it, and show it."""
-        assert self._index is not None
-        digest = reservation.spec.digest
-        self._close_reservation(reservation)
         try:
-            await self._call(self._indexer, self._index.put, digest, layout.pack_record(record))
+            # Everything below writes within the room that this grants.
+            await self._disk.writer.opened(reservation)
+            ending = await self._ending(reservation, crcs, sample_index, sample_count)
+            await self._disk.writer.finish(reservation, ending)
         except StorageError as error:
-            # The file describes itself: the next start indexes it.
-            _LOG.warning("%s", error)
-            self._failed()
+            if not isinstance(error, _NoRoomError):
+                self._failed(error)
+            await self._abort(reservation)
+            raise
         else:
-            self._health.succeeded()
-        self._budget.commit(reservation.size_bytes)
-        self._add(digest, record)
-        self._count()
+            await self._disk.writer.close(reservation)
+            self._enter(reservation, ending)
+        finally:
+            self._committing.discard(digest)
+        self._grant()
+        self._measure()
         return self._shards[digest]
 
-    async def abort(self, reservation: Reservation) -> None:
-        """Give the room back and leave nothing on the disk."""
-        assert self._directory is not None
-        if not reservation.granted.done():
-            self._promised.remove(reservation)
-            reservation.granted.cancel()
-            self._budget.withdraw(reservation.size_bytes)
-            self._count()
-            return
-        await asyncio.gather(*reservation.writes, return_exceptions=True)
-        if reservation.opened is None:
-            self._budget.abort(reservation.size_bytes)
-            self._grant()
-            return
-        await asyncio.gather(reservation.opened, return_exceptions=True)
-        self._close_reservation(reservation)
-        self._budget.discard(reservation.size_bytes)
-        path = self._directory.temporary_path(reservation.spec.digest, reservation.number)
-        await asyncio.shield(self._unlink(path, reservation.size_bytes))
+    def _enter(self, reservation: Reservation, ending: Ending) -> None:
+        """The file is durable under its name, and indexed: show it."""
+        reservation.state = "committed"
+        self._reserved.remove(reservation)
+        self._budget.commit(reservation.size_bytes)
+        if reservation.is_probe:
+            self._health.probe_succeeded()
+        self._add(reservation.spec.digest, ending.record)
+        self._metrics.add("nvme_written_bytes_total", len(ending.header) + len(ending.trailer))
 
-    def _close_reservation(self, reservation: Reservation) -> None:
-        opened = reservation.opened
-        if opened is not None and opened.done() and opened.exception() is None:
-            self._files.close(opened.result())
+    async def _ending(
+        self, reservation: Reservation, crcs: tuple[int, ...], sample_index: bytes | None,
+        sample_count: int | None,
+    ) -> Ending:  # fmt: skip
+        """Fit the end of the file into the reservation, without the sample index if need be."""
+        assert self._disk is not None
+        spec = reservation.spec
+        use = self._next_use()
+
+        def pack(index: bytes | None, count: int | None) -> Ending:
+            packed = None if index is None else layout.pack_samples(index)
+            trailer = layout.pack_trailer(spec, crcs, packed)
+            header = layout.pack_header(spec, self._extent_bytes, trailer, count)
+            file_bytes = layout.trailer_offset(spec.size_bytes) + len(trailer)
+            record = Record(self._extent_bytes, spec.size_bytes, file_bytes, count, crcs)
+            return Ending(record, packed, header, trailer, use)
+
+        ending = await self._disk.threads.run(pack, sample_index, sample_count)
+        if self._resize(reservation, ending):
+            return ending
+        ending = await self._disk.threads.run(pack, None, None)
+        if self._resize(reservation, ending):
+            return ending
+        raise _NoRoomError(
+            f"the cache has no room for the {len(ending.trailer)} bytes that describe {spec.name}; "
+            "it is not kept: raise store.capacity"
+        )
+
+    def _resize(self, reservation: Reservation, ending: Ending) -> bool:
+        file_bytes = ending.record.file_bytes
+        resized = self._budget.resize(reservation.size_bytes, file_bytes)
+        if resized:
+            reservation.size_bytes = file_bytes
+        return resized
+
+    async def abort(self, reservation: Reservation) -> None:
+        """Give the room back and leave nothing on the disk. Nothing to do after a commit."""
+        if reservation.state == "open":
+            await self._own(self._abort(reservation))
+
+    async def _abort(self, reservation: Reservation) -> None:
+        assert self._disk is not None
+        reservation.state = "aborted"
+        if not reservation.granted.done():
+            self._break_promise(reservation, StorageError(f"{reservation.spec.name}: aborted"))
+        held = reservation.granted.exception() is None
+        attempted = reservation.opening is not None
+        made = await self._disk.writer.close(reservation)
+        if not made:
+            self._disk.room.settled(reservation.size_bytes, made=False)
+        if held and attempted:
+            self._budget.discard(reservation.size_bytes)
+            # What the disk refuses to remove stays counted, and is tried again.
+            await asyncio.wait([self._disk.writer.clean_up(reservation)])
+        elif held:
+            self._budget.abort(reservation.size_bytes)
+        if reservation.is_probe:
+            self._health.probe_ended(self.clock.monotonic_s())
+        self._reserved.remove(reservation)
+        self._grant()
 
     # --- going out ----------------------------------------------------------------------------
 
     def _evict(self, digest: str) -> None:
-        """Take a shard out of the index now; its file goes behind the loop's back."""
-        assert self._directory is not None
+        """Take a shard out now; its file goes behind the loop's back."""
+        assert self._disk is not None
         stored = self._shards.pop(digest)
+        self._used.pop(digest, None)
         self._policy.remove(digest)
         self._budget.evict(stored.file_bytes)
-        self._close_idle(digest)
-        path = self._directory.shard_path(digest)
-        leaving = self._unlink(path, stored.file_bytes, digest)
-        self._leaving[digest] = leaving
-        leaving.add_done_callback(lambda _: self._leaving.pop(digest, None))
+        self._disk.unlinker.remove(
+            digest, (self._disk.directory.shard_path(digest),), stored.file_bytes, indexed=True,
+            after=self._disk.descriptors.condemn(digest),
+        )  # fmt: skip
         self._count()
 
-    def _unlink(self, path: str, size_bytes: int, digest: str = "") -> asyncio.Future[None]:
-        task = asyncio.ensure_future(self._unlink_task(path, size_bytes, digest))
-        self._unlinking.add(task)
-        task.add_done_callback(self._unlinking.discard)
-        return task
-
-    async def _unlink_task(self, path: str, size_bytes: int, digest: str) -> None:
-        assert self._index is not None
-        try:
-            if digest:
-                await self._call(self._indexer, self._index.delete, [digest])
-            await self._submit(self._files.remove, path)
-        except StorageError as error:
-            _LOG.warning("%s", error)
+    def _on_removed(self, size_bytes: int) -> None:
         self._budget.unlinked(size_bytes)
         self._grant()
+        self._measure()
+
+    def _on_unlink_failed(self, error: StorageError) -> None:
+        self._failed(error)
+        # Their room is not coming.
+        while self._promised:
+            self._break_promise(self._promised[0], error)
+
+    def _break_promise(self, reservation: Reservation, error: StorageError) -> None:
+        self._promised.remove(reservation)
+        self._budget.withdraw(reservation.size_bytes)
+        reservation.fail(error)
 
     def _grant(self) -> None:
         while self._promised and self._budget.grant(self._promised[0].size_bytes):
@@ -410,113 +464,100 @@ class ShardStore:
     # --- reading ------------------------------------------------------------------------------
 
     async def read_extent(self, digest: str, extent: int, target: memoryview) -> int:
-        """Read and verify one extent into a slot; returns its length. The caller holds a lease.
+        """Read and verify one extent into a slot; returns its length in bytes.
+
+        Even if cancelled it returns only when nothing uses `target` any more.
 
         Raises:
             IntegrityError: the shard is not here (any more), or its bytes are wrong, or the disk
                 would not read them; it was set aside, and a fill brings it back.
+            StorageError: the machine is short of descriptors or memory; the shard is kept.
         """
-        if digest not in self._shards:
+        if self._disk is None or digest not in self._shards:
             raise IntegrityError(f"the shard {digest} left the store; it is fetched again")
-        opened = await self._opened_shard(digest)
-        opened.reads += 1
+        disk = self._disk
+        shard = disk.descriptors.borrow(digest, disk.directory.shard_path(digest))
         try:
-            descriptor = await asyncio.shield(opened.descriptor)
-            reading = self._submit(self._read_verified, descriptor, opened.record, extent, target)
-            length = await finished(reading)
-        except (IntegrityError, StorageError) as error:
-            self._quarantine(digest, error)
-            raise IntegrityError(str(error)) from None
+            if shard.record is None:
+                shard.record = self._record(digest)
+            descriptor = await asyncio.shield(shard.opening)
+            length = await disk.threads.run(
+                self._read_verified, descriptor, shard.record, extent, target
+            )
+        except StorageError as error:
+            self._metrics.add("store_errors_total")
+            if is_shortage(error):
+                raise
+            self._quarantine(shard, error)
+            raise IntegrityError(f"shard {digest} cannot be read: {error}") from error
+        except IntegrityError as error:
+            self._quarantine(shard, error)
+            raise
         finally:
-            opened.reads -= 1
-            if digest not in self._leases:
-                self._close_idle(digest)
+            disk.descriptors.give_back(shard, keep=digest in self._leases)
         self._metrics.add("nvme_read_bytes_total", length)
         return length
 
-    async def _opened_shard(self, digest: str) -> _Open:
-        opened = self._open.get(digest)
-        if opened is None:
-            assert self._index is not None
-            assert self._directory is not None
-            value = self._index.get(digest)
-            if value is None:
-                self._quarantine(digest, "it has no index record")
-                raise IntegrityError(f"the shard {digest} has no index record; it is fetched again")
-            record = layout.unpack_record(value, with_index=False)
-            path = self._directory.shard_path(digest)
-            opened = _Open(self._submit(self._files.open, path), record)
-            self._open[digest] = opened
-        return opened
+    def _record(self, digest: str) -> Record:
+        assert self._disk is not None
+        packed = self._disk.index.get(digest)
+        if packed is None:
+            raise IntegrityError(f"the shard {digest} has no index record; it is fetched again")
+        return layout.unpack_record(packed)
 
     def _read_verified(
         self, descriptor: int, record: Record, extent: int, target: memoryview
     ) -> int:
         """In a disk thread."""
-        begin = extent * record.extent_bytes
-        length = min(record.extent_bytes, record.size_bytes - begin)
-        padded = target[: round_up(length, BLOCK_BYTES)]
+        assert self._disk is not None
+        length = record.extent_length(extent)
+        blocks = padded(target, length)
         offset = layout.extent_offset(extent, record.extent_bytes)
-        found = self._files.read(descriptor, padded, offset)
-        if found != len(padded) or checksum.crc64(target[:length]) != record.extent_crcs[extent]:
+        found = self._disk.files.read(descriptor, blocks, offset)
+        if found != len(blocks) or checksum.crc64(target[:length]) != record.extent_crcs[extent]:
             raise IntegrityError(
-                f"extent {extent} of a stored shard is wrong on disk ({found} of {len(padded)} "
+                f"extent {extent} of a stored shard is wrong on disk ({found} of {len(blocks)} "
                 "bytes read): it is never served; the shard is fetched again"
             )
         return length
 
-    def _quarantine(self, digest: str, why: object) -> None:
+    def _quarantine(self, shard: OpenShard, why: GpufeedError) -> None:
+        if shard.is_condemned:
+            return  # by another reader; there may be a good one under the name by now
         self._metrics.add("quarantined_total")
-        _LOG.error("shard %s is set aside: %s", digest, why)
-        if isinstance(why, StorageError):
-            self._failed()
-        if digest in self._shards:
-            self._evict(digest)
+        _LOG.error("shard %s is set aside: %s", shard.digest, why)
+        self._evict(shard.digest)
 
-    def _close_idle(self, digest: str) -> None:
-        opened = self._open.get(digest)
-        if opened is None or opened.reads:
-            return
-        if digest in self._leases and digest in self._shards:
-            return
-        del self._open[digest]
+    # --- accounts and tasks -------------------------------------------------------------------
 
-        def close(done: asyncio.Future[int]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._files.close(done.result())
+    def _add(self, digest: str, record: Record) -> None:
+        stored = StoredShard(digest, record.size_bytes, record.file_bytes, record.sample_count)
+        self._shards[digest] = stored
+        self._policy.add(digest, record.file_bytes)
 
-        opened.descriptor.add_done_callback(close)
+    def _next_use(self) -> int:
+        self._use += 1
+        return self._use
 
-    # --- threads and counts -------------------------------------------------------------------
-
-    def _submit(self, function: Callable[..., _Result], *args: object) -> asyncio.Future[_Result]:
-        """Run in a disk thread; errors of the disk are counted and noted."""
-        future = asyncio.get_running_loop().run_in_executor(self._disk, function, *args)
-        future.add_done_callback(self._note)
-        return future
-
-    def _note(self, future: asyncio.Future[_Result]) -> None:
-        if not future.cancelled() and isinstance(future.exception(), StorageError):
-            self._failed()
-
-    async def _tracked(
-        self, reservation: Reservation, function: Callable[..., None], *args: object
-    ) -> None:
-        """As `_submit`, known to `abort`: the thread is done with the memory when it is over."""
-        future = self._submit(function, *args)
-        reservation.writes.add(future)
-        future.add_done_callback(reservation.writes.discard)
-        await finished(future)
-
-    async def _call(
-        self, executor: ThreadPoolExecutor, function: Callable[..., _Result], *args: object
-    ) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
-
-    def _failed(self) -> None:
+    def _failed(self, why: object) -> None:
+        _LOG.warning("the cache disk is left alone for a while: %s", why)
         self._metrics.add("store_errors_total")
-        self._health.failed(self._clock.monotonic_s())
+        self._health.failed(self.clock.monotonic_s())
         self._count()
+
+    def _measure(self) -> None:
+        """Ask for the free space, in a thread; one question at a time."""
+        disk = self._disk
+        if disk is None or disk.measuring is not None:
+            return
+
+        def measured(future: asyncio.Future[Any]) -> None:
+            disk.measuring = None
+            if not future.cancelled() and future.exception() is None:
+                disk.room.measured(future.result())
+
+        disk.measuring = disk.threads.submit(disk.files.space, disk.directory.path)
+        disk.measuring.add_done_callback(measured)
 
     def _count(self) -> None:
         self._metrics.set("store_resident_bytes", self._budget.resident_bytes)
@@ -524,18 +565,29 @@ class ShardStore:
         self._metrics.set("store_reserved_bytes", self._budget.reserved_bytes)
         self._metrics.set("store_degraded", float(self._health.state != "healthy"))
 
+    async def _own(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run `work` to the end as the store's own task, out of reach of a cancellation."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await finished(task)
+
     async def close(self) -> None:
-        """Wait for the disk, close everything, let the directory go."""
-        while self._unlinking:
-            await asyncio.wait(set(self._unlinking))
-        for digest in list(self._open):
-            self._leases.pop(digest, None)
-            self._close_idle(digest)
-        # Callbacks that close descriptors run before the threads are joined.
-        await asyncio.sleep(0)
-        self._disk.shutdown()
-        self._indexer.shutdown()
-        if self._index is not None:
-            self._index.close()
-        if self._directory is not None:
-            self._directory.close()
+        """Abort what is reserved, wait for the disk, close everything, let the directory go."""
+        disk = self._disk
+        if disk is None:
+            return
+        for reservation in list(self._reserved):
+            await self.abort(reservation)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        disk.unlinker.retry()
+        await disk.descriptors.close()
+        await disk.unlinker.drain()
+        try:
+            await disk.threads.run(disk.index.put_uses, dict(self._used))
+        except StorageError as error:
+            _LOG.warning("last uses are not remembered: %s", error)
+        self._disk = None
+        await disk.threads.close()
+        disk.close()

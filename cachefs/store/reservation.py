@@ -1,0 +1,78 @@
+"""Room for one shard on its way into the store, and the disk space that all of them leave free."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpufeed.cachefs.model import ShardSpec
+from gpufeed.cachefs.store.files import Space
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Ended by exactly one `commit` or `abort`; made by `ShardStore.reserve`.
+
+    Attributes:
+        spec: the shard.
+        number: tells it from others of the same shard.
+        size_bytes: what the budget holds for it.
+        granted: done once the room is there (evicted files are gone); fails if it never will be.
+        is_probe: how it ends decides whether a failed disk is trusted again.
+        state: `committing` while `commit` is under way.
+        opening: the descriptor of its file, from the first write on.
+        written: extents on the disk.
+        has_published: from here on the shard's own name and record may be ours.
+    """
+
+    spec: ShardSpec
+    number: int
+    size_bytes: int
+    granted: asyncio.Future[None]
+    is_probe: bool = False
+    state: Literal["open", "committing", "committed", "aborted"] = "open"
+    opening: asyncio.Task[int] | None = None
+    writes: set[asyncio.Future[None]] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    has_published: bool = False
+
+    def fail(self, error: Exception) -> None:
+        """Whoever waits for the room gets `error`."""
+        if not self.granted.done():
+            self.granted.set_exception(error)
+            # Seen: perhaps nobody waits.
+            self.granted.exception()
+
+
+class DiskRoom:
+    """How much the file system has left, known without asking it on the loop.
+
+    `measured` takes what the file system said, last time somebody asked in a disk thread; the
+    files made and removed since then are added up here.
+    """
+
+    def __init__(self, floor_ratio: float) -> None:
+        self._floor_ratio = floor_ratio
+        self._free_bytes = 0
+        self._floor_bytes = 0
+        self._unmade_bytes = 0
+
+    def measured(self, space: Space) -> None:
+        """The truth, for a moment."""
+        self._free_bytes = space.free_bytes
+        self._floor_bytes = int(space.total_bytes * self._floor_ratio)
+
+    def reserved(self, size_bytes: int) -> None:
+        """A file of this size will be made."""
+        self._unmade_bytes += size_bytes
+
+    def settled(self, size_bytes: int, *, made: bool) -> None:
+        """It was made, or will not be."""
+        self._unmade_bytes -= size_bytes
+        if made:
+            self._free_bytes -= size_bytes
+
+    def available_bytes(self, unlinking_bytes: int) -> int:
+        """What may be taken above the floor, once the queued unlinks are done. May be negative."""
+        return self._free_bytes + unlinking_bytes - self._unmade_bytes - self._floor_bytes

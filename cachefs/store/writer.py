@@ -1,0 +1,152 @@
+"""From a reservation to a committed file: create, write extents, finish; or clean up.
+
+Knows files, not accounts: budget, policy and health are the store's. Used on the loop's thread;
+disk work runs in the disk threads, and what writes from a caller's memory is waited for to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpufeed.cachefs import layout
+from gpufeed.cachefs.layout import Record
+from gpufeed.cachefs.store.directory import CacheDirectory
+from gpufeed.cachefs.store.files import AlignedBuffer, Files
+from gpufeed.cachefs.store.index import Index
+from gpufeed.cachefs.store.reservation import DiskRoom, Reservation
+from gpufeed.cachefs.store.threads import DiskThreads
+from gpufeed.cachefs.store.unlinker import Unlinker
+from gpufeed.cachefs.units import BLOCK_BYTES, round_up
+
+# A write of one extent that takes longer than this, not counting its queue, is a sick disk.
+WRITE_LATE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What completes a file."""
+
+    record: Record
+    packed_samples: bytes | None
+    header: bytes
+    trailer: bytes
+    last_use: int
+
+
+class ShardWriter:
+    """See the top of the file."""
+
+    def __init__(
+        self, directory: CacheDirectory, files: Files, index: Index, threads: DiskThreads,
+        unlinker: Unlinker, room: DiskRoom,
+    ) -> None:  # fmt: skip
+        self._directory = directory
+        self._files = files
+        self._index = index
+        self._threads = threads
+        self._unlinker = unlinker
+        self._room = room
+
+    async def write(
+        self, reservation: Reservation, offset: int, data: memoryview, on_late: Callable[[], None]
+    ) -> None:
+        """Write whole blocks.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        descriptor = await self.opened(reservation)
+        task = asyncio.ensure_future(
+            self._threads.run_watched(
+                WRITE_LATE_S, on_late, self._files.write, descriptor, data, offset
+            )
+        )
+        reservation.writes.add(task)
+        task.add_done_callback(reservation.writes.discard)
+        await task
+
+    async def opened(self, reservation: Reservation) -> int:
+        """The descriptor of the reservation's file, which the first call makes.
+
+        Raises:
+            StorageError: the disk refused, or the room will never be there.
+        """
+        if reservation.opening is None:
+            reservation.opening = asyncio.ensure_future(self._create(reservation))
+            reservation.opening.add_done_callback(_seen)
+        return await asyncio.shield(reservation.opening)
+
+    async def _create(self, reservation: Reservation) -> int:
+        spec = reservation.spec
+        await asyncio.shield(reservation.granted)
+        path = self._directory.temporary_path(spec.digest, reservation.number)
+        size_bytes = layout.trailer_offset(spec.size_bytes)
+        descriptor = await self._threads.run(self._files.create, path, size_bytes)
+        self._room.settled(reservation.size_bytes, made=True)
+        return descriptor
+
+    async def finish(self, reservation: Reservation, ending: Ending) -> None:
+        """Complete, sync, rename and index the file.
+
+        Raises:
+            StorageError: the disk or the index refused; `clean_up` leaves nothing.
+        """
+        descriptor = await self.opened(reservation)
+        # The same shard may have been set aside just now; its removal must not hit the new file.
+        await self._unlinker.gone(reservation.spec.digest)
+        reservation.has_published = True
+        await self._threads.run(self._finish, reservation, descriptor, ending)
+
+    def _finish(self, reservation: Reservation, descriptor: int, ending: Ending) -> None:
+        """In a disk thread."""
+        digest = reservation.spec.digest
+        trailer_at = ending.record.file_bytes - len(ending.trailer)
+        for data, offset in ((ending.trailer, trailer_at), (ending.header, 0)):
+            buffer = AlignedBuffer(data)
+            try:
+                self._files.write(descriptor, buffer.view, offset)
+            finally:
+                buffer.close()
+        self._files.sync(descriptor)
+        self._files.publish(
+            self._directory.temporary_path(digest, reservation.number),
+            self._directory.shard_path(digest),
+        )
+        self._index.put([(digest, ending.record, ending.packed_samples, ending.last_use)])
+
+    async def close(self, reservation: Reservation) -> bool:
+        """Wait for all writes and close the file; whether there was one."""
+        while reservation.writes:
+            await asyncio.wait(set(reservation.writes))
+        opening, reservation.opening = reservation.opening, None
+        if opening is None:
+            return False
+        await asyncio.wait([opening])
+        if opening.exception() is not None:
+            return False
+        await self._threads.run(self._files.close, opening.result())
+        return True
+
+    def clean_up(self, reservation: Reservation) -> asyncio.Future[None]:
+        """Queue the removal of whatever the reservation left, under either name, and its record."""
+        digest = reservation.spec.digest
+        paths = [self._directory.temporary_path(digest, reservation.number)]
+        if reservation.has_published:
+            paths.append(self._directory.shard_path(digest))
+        return self._unlinker.remove(
+            digest, tuple(paths), reservation.size_bytes, indexed=reservation.has_published
+        )
+
+
+def padded(data: memoryview, length_bytes: int) -> memoryview:
+    """The whole blocks of `data` that hold its first `length_bytes`."""
+    end = round_up(length_bytes, BLOCK_BYTES)
+    assert end <= len(data), f"a slot of {len(data)} bytes cannot be padded to {end}"
+    return data[:end]
+
+
+def _seen(future: asyncio.Future[int]) -> None:
+    """Everybody who waited may be gone: the outcome was looked at."""
+    _ = future.cancelled() or future.exception()
