@@ -52,6 +52,11 @@ class ByteBudget:
         held_bytes = self.resident_bytes + self.reserved_bytes + self.promised_bytes
         return self.capacity_bytes - held_bytes
 
+    def _fits(self, size_bytes: int) -> bool:
+        """Now, and without taking what is promised."""
+        now_bytes = self.capacity_bytes - self.used_bytes
+        return size_bytes <= min(now_bytes, self.available_bytes)
+
     def reserve(self, size_bytes: int) -> bool:
         """Take `size_bytes` now, or promise them.
 
@@ -91,9 +96,7 @@ class ByteBudget:
         _check(new_bytes)
         assert old_bytes <= self.reserved_bytes, (old_bytes, self.reserved_bytes)
         more_bytes = new_bytes - old_bytes
-        if more_bytes > 0 and (
-            more_bytes > self.available_bytes or self.used_bytes + more_bytes > self.capacity_bytes
-        ):
+        if more_bytes > 0 and not self._fits(more_bytes):
             return False
         self.reserved_bytes += more_bytes
         return True
@@ -128,7 +131,7 @@ class ByteBudget:
     def adopt(self, size_bytes: int) -> bool:
         """A shard found on the disk at start is resident; False where the limit forbids it."""
         _check(size_bytes)
-        if size_bytes > self.available_bytes:
+        if not self._fits(size_bytes):
             return False
         self.resident_bytes += size_bytes
         return True
