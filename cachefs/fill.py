@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,6 +41,8 @@ from gpufeed.cachefs.sampleindex import SampleIndex, SampleIndexBuilder
 from gpufeed.cachefs.store.store import Reservation, ShardStore
 from gpufeed.cachefs.tasks import finished
 from gpufeed.cachefs.units import MIB
+
+_LOG = logging.getLogger("gpufeed.fill")
 
 # Requests of one fill under way at once. Parts are megabytes; small objects are latency.
 PARTS_IN_FLIGHT_DEMAND = 8
@@ -206,6 +209,11 @@ class Fill:
             given_up = OriginUnavailableError(f"the fill of {self.spec.name} was given up")
             await finished(asyncio.get_running_loop().create_task(self._fail(given_up)))
             raise
+        except Exception:
+            # The top of a task: whatever it is, readers must not wait for ever.
+            _LOG.exception("the fill of %s met an internal error", self.spec.name)
+            broken = GpufeedError(f"{self.spec.name}: internal error; the daemon's log has it")
+            await finished(asyncio.get_running_loop().create_task(self._fail(broken)))
         finally:
             metrics.add("fills_in_flight", -1)
 

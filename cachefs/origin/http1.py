@@ -27,7 +27,7 @@ import enum
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httptools
 
@@ -231,8 +231,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
-        assert isinstance(transport, asyncio.Transport), transport
-        self._transport = transport
+        # uvloop's transports have the methods, but not the base class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The place of the bytes that come next."""

@@ -1,0 +1,406 @@
+"""The stand-in's transport: sockets, parsing, pacing, sendfile, and the faults of the wire.
+
+Sockets are driven by readiness callbacks rather than by asyncio transports, because bodies go out
+by `os.sendfile` on the same descriptor, paced by the kernel (``SO_MAX_PACING_RATE``) where a rate a
+connection is asked for. A reply that a fault must alter passes through memory instead.
+
+One request a connection at a time; further ones wait in the parser's queue. Everything runs on one
+loop and thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import email.utils
+import os
+import socket
+import struct
+import time
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+
+from gpufeed.cachefs.errors import OperatorError
+from gpufeed.cachefs.testing.standin.config import StandinConfig
+from gpufeed.cachefs.testing.standin.replies import Reply
+from gpufeed.cachefs.testing.standin.scenario import Effects
+from gpufeed.cachefs.testing.standin.service import CONTROL_PREFIX, OssService
+from gpufeed.cachefs.units import KIB, MIB
+
+SO_MAX_PACING_RATE = 47
+_UNPACED = 0xFFFFFFFF
+RECEIVE_BYTES = 256 * KIB
+# Up to here a body is read and sent with its head in one call; above it, sendfile.
+INLINE_BODY_BYTES = 256 * KIB
+SENDFILE_STEP_BYTES = MIB
+REQUEST_BODY_BYTES_MAX = 512 * MIB
+BACKLOG = 1024
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+class TotalRate:
+    """A token bucket over all connections, in bytes. Deals at most a tenth of a second ahead."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._at_s = 0.0
+
+    def take(self, wanted_bytes: int, rate: int, now_s: float) -> tuple[int, float]:
+        """Returns how many bytes may go now, and if none, how long to wait."""
+        self._tokens = min(rate * 0.1, self._tokens + (now_s - self._at_s) * rate)
+        self._at_s = now_s
+        if self._tokens < 1:
+            return 0, max(0.001, 16 * KIB / rate)
+        granted = min(wanted_bytes, int(self._tokens))
+        self._tokens -= granted
+        return granted, 0.0
+
+
+class _Sending:
+    """What is still to be sent of one reply."""
+
+    def __init__(self, head: bytes, reply: Reply, effects: Effects, name: str) -> None:
+        self.head = memoryview(head)
+        self.name = name
+        self.effects = effects
+        self.sent_bytes = 0
+        self.total_bytes = 0 if reply.is_head else reply.size_bytes
+        self.body = memoryview(b"")
+        self.file = -1
+        self.offset = 0
+        self.stalled = False
+        if reply.is_head or not self.total_bytes:
+            return
+        if reply.file is None:
+            self.body = memoryview(reply.body)
+            return
+        self.file = os.open(reply.file.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.offset = reply.file.offset_bytes
+        if effects.touches_body or self.total_bytes <= INLINE_BODY_BYTES:
+            data = bytearray(os.pread(self.file, self.total_bytes, self.offset))
+            self.close()
+            at = effects.flip_byte_at
+            if at is not None and at < len(data):
+                data[at] ^= 0xFF
+            self.body = memoryview(data)
+
+    def close(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+    def limit(self) -> int | None:
+        """How many more bytes may go before a fault strikes; None: no fault ahead."""
+        marks = [
+            mark - self.sent_bytes
+            for mark in (self.effects.reset_after_bytes, self.effects.truncate_after_bytes)
+            if mark is not None
+        ]
+        if self.effects.stall_after_bytes is not None and not self.stalled:
+            marks.append(self.effects.stall_after_bytes - self.sent_bytes)
+        return max(0, min(marks)) if marks else None
+
+
+class _Connection:
+    """One client."""
+
+    def __init__(self, sock: socket.socket, server: Standin) -> None:
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._server = server
+        self._loop = server.loop
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._queue: collections.deque[tuple[str, str, dict[str, str], bytes]] = collections.deque()
+        self._sending: _Sending | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing = False
+        self._paced = 0
+        self._keep_alive = True
+        self._begin()
+        self._loop.add_reader(self._fd, self._readable)
+
+    def _begin(self) -> None:
+        self._target = ""
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+
+    # --- parsing ------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url.decode("latin-1")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._headers.get("expect", "").lower() == "100-continue":
+            self._sock.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > REQUEST_BODY_BYTES_MAX:
+            self.close()
+
+    def on_message_complete(self) -> None:
+        method = self._parser.get_method().decode("latin-1")
+        self._queue.append((method, self._target, self._headers, bytes(self._body)))
+        self._keep_alive = self._parser.should_keep_alive()
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+            return
+        self._next()
+
+    # --- answering ----------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        if self._sending is not None or self._timer is not None or not self._queue:
+            return
+        method, target, headers, body = self._queue.popleft()
+        if target.startswith(CONTROL_PREFIX):
+            path = target.partition("?")[0]
+            reply, effects, name = self._server.service.control(method, path, body), Effects(), ""
+            delay_s = 0.0
+        else:
+            reply, effects, name = self._server.service.handle(method, target, headers, body)
+            delay_s = self._server.service.director.first_byte_s() + effects.delay_s
+        if delay_s > 0:
+            self._timer = self._loop.call_later(delay_s, self._send, reply, effects, name)
+        else:
+            self._send(reply, effects, name)
+
+    def _send(self, reply: Reply, effects: Effects, name: str) -> None:
+        self._timer = None
+        self._pace(reply.pacing_bytes_per_s)
+        try:
+            self._sending = _Sending(self._head(reply), reply, effects, name)
+        except FileNotFoundError:
+            # Deleted between the look-up and now; a real service would not be caught so either.
+            self.close()
+            return
+        self._flush()
+
+    def _pace(self, own_bytes_per_s: int) -> None:
+        limit = self._server.service.director.scenario.bytes_per_s_per_connection
+        rates = [rate for rate in (limit, own_bytes_per_s) if rate]
+        rate = min(rates) if rates else 0
+        if rate != self._paced:
+            self._paced = rate
+            value = struct.pack("I", min(rate, _UNPACED) if rate else _UNPACED)
+            self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, value)
+
+    def _head(self, reply: Reply) -> bytes:
+        length = reply.size_bytes
+        lines = [f"HTTP/1.1 {reply.status} {_PHRASES.get(reply.status, '')}"]
+        lines += [f"{name}: {value}" for name, value in reply.headers.items()]
+        lines += [
+            "Server: AliyunOSS",
+            f"Date: {self._server.date()}",
+            f"Connection: {'keep-alive' if self._keep_alive else 'close'}",
+        ]
+        if reply.status not in (204, 304):
+            lines.append(f"Content-Length: {length}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    def _flush(self) -> None:
+        sending = self._sending
+        if sending is None or self._timer is not None:
+            return
+        try:
+            done = self._push(sending)
+        except BlockingIOError:
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(self._fd, self._flush)
+            return
+        except OSError:
+            self.close()
+            return
+        if self._sending is not sending:
+            return
+        if not done:
+            return
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+        sending.close()
+        self._sending = None
+        if not self._keep_alive and not self._queue:
+            self.close()
+            return
+        self._next()
+
+    def _push(self, sending: _Sending) -> bool:
+        """Send what goes; True when the reply is out. A fault or the total rate may interrupt."""
+        if sending.head and sending.body and sending.limit() is None and not self._total_rate():
+            sent = self._sock.sendmsg([sending.head, sending.body])
+            of_head = min(sent, len(sending.head))
+            sending.head = sending.head[of_head:]
+            self._count(sending, sent - of_head)
+            sending.body = sending.body[sent - of_head :]
+        while sending.head:
+            sending.head = sending.head[self._sock.send(sending.head) :]
+        while sending.sent_bytes < sending.total_bytes:
+            step = self._step(sending)
+            if step == 0:
+                return False
+            if sending.file >= 0:
+                sent = os.sendfile(self._fd, sending.file, sending.offset, step)
+                sending.offset += sent
+            else:
+                sent = self._sock.send(sending.body[:step])
+                sending.body = sending.body[sent:]
+            self._count(sending, sent)
+        return True
+
+    def _count(self, sending: _Sending, sent_bytes: int) -> None:
+        sending.sent_bytes += sent_bytes
+        if sending.name and sent_bytes:
+            self._server.service.counters.sent(sending.name, sent_bytes)
+
+    def _total_rate(self) -> int:
+        return self._server.service.director.scenario.bytes_per_s_total
+
+    def _step(self, sending: _Sending) -> int:
+        """How many bytes to send next; 0: a fault struck, or the total rate says wait."""
+        step = min(SENDFILE_STEP_BYTES, sending.total_bytes - sending.sent_bytes)
+        limit = sending.limit()
+        if limit is not None:
+            step = min(step, limit)
+            if step == 0:
+                self._strike(sending)
+                return 0
+        rate = self._total_rate()
+        if rate:
+            step, wait_s = self._server.total.take(step, rate, self._loop.time())
+            if step == 0:
+                self._pause(wait_s)
+        return step
+
+    def _strike(self, sending: _Sending) -> None:
+        effects = sending.effects
+        if effects.reset_after_bytes is not None and (
+            sending.sent_bytes >= effects.reset_after_bytes
+        ):
+            linger = struct.pack("ii", 1, 0)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.close()
+        elif effects.truncate_after_bytes is not None and (
+            sending.sent_bytes >= effects.truncate_after_bytes
+        ):
+            self.close()
+        else:
+            sending.stalled = True
+            self._pause(effects.stall_s)
+
+    def _pause(self, wait_s: float) -> None:
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+
+        def go_on() -> None:
+            self._timer = None
+            self._flush()
+
+        self._timer = self._loop.call_later(wait_s, go_on)
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        self._loop.remove_reader(self._fd)
+        if self._writing:
+            self._loop.remove_writer(self._fd)
+        self._fd = -1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sending is not None:
+            self._sending.close()
+            self._sending = None
+        self._queue.clear()
+        self._sock.close()
+        self._server.connections.discard(self)
+
+
+class Standin:
+    """A running stand-in, in the caller's loop: ``await start()``, ``await stop()``."""
+
+    def __init__(self, config: StandinConfig) -> None:
+        self.config = config
+        self.service = OssService(config)
+        self.total = TotalRate()
+        self.connections: set[_Connection] = set()
+        self.port = 0
+        self._listener: socket.socket | None = None
+        self._date = ""
+        self._date_s = 0
+
+    @property
+    def endpoint(self) -> str:
+        """``http://host:port``."""
+        return f"http://{self.config.host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OperatorError: the port is taken.
+        """
+        self.loop = asyncio.get_running_loop()
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self.config.host, self.config.port))
+        except OSError as error:
+            listener.close()
+            raise OperatorError(
+                f"cannot listen on {self.config.host}:{self.config.port} "
+                f"({error.strerror or error}); choose another with --port, or 0 for any free one"
+            ) from None
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        self.loop.add_reader(listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            sock, _ = self._listener.accept()
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.connections.add(_Connection(sock, self))
+
+    def date(self) -> str:
+        """The ``Date`` header, made once a second."""
+        now = int(time.time())
+        if now != self._date_s:
+            self._date_s, self._date = now, email.utils.formatdate(now, usegmt=True)
+        return self._date
+
+    async def stop(self) -> None:
+        """Close everything."""
+        if self._listener is not None:
+            self.loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        for connection in list(self.connections):
+            connection.close()
