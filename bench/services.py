@@ -15,7 +15,7 @@ from typing import Any
 
 from gpufeed.bench.children import Child, Family, read_ready_line
 from gpufeed.bench.stepchoice import OriginShape
-from gpufeed.cachefs.errors import WorkerError
+from gpufeed.cachefs import wire
 from gpufeed.cachefs.units import MB
 
 READY_TIMEOUT_S = 30.0
@@ -46,7 +46,7 @@ def start_daemon(
     """Start ``gpufeed daemon`` with a cache of its own; `sizes` are capacity and arena in bytes.
 
     Raises:
-        WorkerError: it does not come up; the message has the end of its log.
+        GpufeedError: it does not come up; its own reason, or the end of its log.
     """
     capacity_bytes, arena_bytes = sizes
     arguments = [
@@ -88,8 +88,8 @@ def _start(
         ready = read_ready_line(child, read_fd, timeout_s=READY_TIMEOUT_S)
     finally:
         os.close(read_fd)
-    if not isinstance(ready, Mapping):
-        raise WorkerError(f"{name} wrote {ready!r} as its ready line")
+    if "error" in ready:
+        raise wire.unpack_error(dict(ready))
     return child, ready
 
 
