@@ -102,6 +102,7 @@ def start_standin(family: Family, objects_dir: Path, shape: OriginShape) -> dict
     arguments = [
         "--root", str(objects_dir),
         "--port", "0",
+        "--prepare",
         "--first-byte-ms", f"{shape.first_byte_s * 1e3:g}",
         "--mb-per-s", f"{shape.bytes_per_s / MB:g}",
     ]  # fmt: skip

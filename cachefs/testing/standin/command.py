@@ -44,6 +44,12 @@ def _parser() -> argparse.ArgumentParser:
         help="bucket that may be read unsigned (repeatable)",
     )  # fmt: skip
     parser.add_argument("--scenario", default="", metavar="FILE", help="TOML or JSON file")
+    parser.add_argument("--first-byte-ms", type=float, metavar="MS", help="latency of every answer")
+    parser.add_argument("--mb-per-s", type=float, metavar="RATE", help="bandwidth of a connection")
+    parser.add_argument(
+        "--ready-fd", type=int, default=1, metavar="N",
+        help="descriptor for the line that says it is ready (default: standard output)",
+    )  # fmt: skip
     parser.add_argument(
         "--prepare", action="store_true", help="compute all checksums before it is ready"
     )
@@ -86,6 +92,11 @@ def command(argv: list[str]) -> int:
         secret = os.environ.get(arguments.secret_variable, "")
         if not secret:
             raise ConfigError(f"the environment variable {arguments.secret_variable} is not set")
+    scenario = read_scenario(arguments.scenario) if arguments.scenario else {}
+    if arguments.first_byte_ms is not None:
+        scenario["first_byte_ms"] = arguments.first_byte_ms
+    if arguments.mb_per_s is not None:
+        scenario["mb_per_s_per_connection"] = arguments.mb_per_s
     config = StandinConfig(
         root=arguments.root,
         host=arguments.host,
@@ -93,14 +104,21 @@ def command(argv: list[str]) -> int:
         region=arguments.region,
         keys=(AccessKey(arguments.key, secret),),
         public_buckets=tuple(arguments.public),
-        scenario=read_scenario(arguments.scenario) if arguments.scenario else {},
+        scenario=scenario,
     )
-    uvloop.run(serve(config, prepare=arguments.prepare, lifeline=arguments.lifeline))
+    uvloop.run(
+        serve(
+            config,
+            prepare=arguments.prepare,
+            lifeline=arguments.lifeline,
+            ready_fd=arguments.ready_fd,
+        )
+    )
     return 0
 
 
-async def serve(config: StandinConfig, *, prepare: bool, lifeline: bool) -> None:
-    """Run until told to end."""
+async def serve(config: StandinConfig, *, prepare: bool, lifeline: bool, ready_fd: int = 1) -> None:
+    """Run until told to end; says on `ready_fd` how to reach it."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -112,8 +130,12 @@ async def serve(config: StandinConfig, *, prepare: bool, lifeline: bool) -> None
     try:
         if lifeline:
             loop.add_reader(sys.stdin.fileno(), _until_end, sys.stdin.fileno(), stop)
-        ready = {"endpoint": standin.endpoint, "port": standin.port, "region": config.region}
-        print(json.dumps(ready), flush=True)
+        key = config.keys[0]
+        ready = {
+            "endpoint": standin.endpoint, "port": standin.port, "region": config.region,
+            "key": key.key, "secret": key.secret,
+        }  # fmt: skip
+        os.write(ready_fd, json.dumps(ready).encode() + b"\n")
         await stop.wait()
     finally:
         await standin.stop()
