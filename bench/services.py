@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpufeed.bench import demodata
 from gpufeed.bench.children import Child, Family, read_ready_line
+from gpufeed.bench.demodata import BUCKET
 from gpufeed.bench.stepchoice import OriginShape
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.units import MB
 
-READY_TIMEOUT_S = 30.0
+# The stand-in reads all objects once before it serves.
+READY_TIMEOUT_S = 180.0
 _GPUFEED = "import sys; from gpufeed.daemon.cli import main; sys.exit(main())"
 _STANDIN = (
     "import sys; from gpufeed.cachefs.testing.standin.command import command; "
@@ -102,9 +105,13 @@ def start_standin(family: Family, objects_dir: Path, shape: OriginShape) -> dict
     arguments = [
         "--root", str(objects_dir),
         "--port", "0",
-        "--prepare",
+        "--public", demodata.BUCKET,
         "--first-byte-ms", f"{shape.first_byte_s * 1e3:g}",
         "--mb-per-s", f"{shape.bytes_per_s / MB:g}",
+        # Etags are computed now, not in the middle of the first epoch that asks.
+        "--prepare",
+        # The plain-HTTP contender does not sign.
+        "--public", BUCKET,
     ]  # fmt: skip
     _, ready = _start(family, "standin", [sys.executable, "-c", _STANDIN, *arguments], {})
     return {name: str(ready[name]) for name in ("endpoint", "key", "secret", "region")}
