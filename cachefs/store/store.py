@@ -295,7 +295,8 @@ class ShardStore:
         try:
             await self._own(writing)
         except StorageError as error:
-            if reservation.state == "open":
+            if reservation.granted.exception() is None:
+                # Or else the room never came, and why was noted where it was found out.
                 self._failed(error)
             raise
         reservation.written.add(extent)

@@ -1,0 +1,83 @@
+"""A store over a directory, with a clock to turn and invariants to check."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpufeed.cachefs.config import StoreConfig
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.model import ShardSpec
+from gpufeed.cachefs.store.store import ShardStore
+from gpufeed.cachefs.testing import shards
+from gpufeed.cachefs.testing.clock import ManualClock
+from gpufeed.cachefs.testing.shards import EXTENT_BYTES
+from gpufeed.cachefs.units import MIB
+
+
+class Rig:
+    def __init__(
+        self, path: Path, capacity_bytes: int = 4 * MIB, files=None, *,
+        extent_bytes: int = EXTENT_BYTES, floor_ratio: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.capacity_bytes = capacity_bytes
+        self.metrics = Metrics()
+        self.clock = ManualClock()
+        config = StoreConfig(
+            path=str(path), capacity_bytes=capacity_bytes, free_floor_ratio=floor_ratio
+        )
+        self.store = ShardStore.open(
+            config, extent_bytes=extent_bytes, metrics=self.metrics, clock=self.clock, files=files
+        )
+
+    async def fill(self, spec: ShardSpec, wanted=shards.nothing_wanted, index=None):
+        return await shards.fill(self.store, spec, wanted=wanted, sample_index=index)
+
+    async def read(self, spec: ShardSpec) -> bytes:
+        return await shards.read(self.store, spec)
+
+    def holds(self, spec: ShardSpec) -> bool:
+        return self.store.lookup(spec.digest) is not None
+
+    def shard_file(self, spec: ShardSpec) -> Path:
+        return self.path / "shards" / spec.digest[:2] / spec.digest
+
+    def files(self) -> list[Path]:
+        return [path for path in (self.path / "shards").rglob("*") if path.is_file()]
+
+    def used_bytes(self) -> int:
+        """What the disk holds, as the disk counts it."""
+        return sum(path.stat().st_blocks * 512 for path in self.files())
+
+    def check_limit(self) -> None:
+        budget = self.store._budget
+        assert budget.used_bytes <= budget.capacity_bytes
+        assert self.used_bytes() <= self.capacity_bytes
+
+    def check(self) -> None:
+        """At rest: no temporary file; disk, accounts and metrics agree."""
+        budget = self.store._budget
+        assert (budget.reserved_bytes, budget.promised_bytes, budget.unlinking_bytes) == (0, 0, 0)
+        self.check_limit()
+        names = sorted(path.name for path in self.files())
+        assert names == sorted(self.store._shards)
+        sizes = sum(path.stat().st_size for path in self.files())
+        assert sizes == budget.resident_bytes == self.metrics.get("store_resident_bytes")
+        assert self.metrics.get("store_reserved_bytes") == 0
+        assert self.metrics.get("store_resident_shards") == len(names)
+
+    async def close(self) -> None:
+        await self.store.close()
+        self.check()
+
+    async def crash(self) -> None:
+        """Let go of everything as a killed process does: nothing is aborted, nothing removed."""
+        disk = self.store._disk
+        for reservation in self.store._reserved:
+            if reservation.opening is not None:
+                os.close(await reservation.opening)
+        await disk.descriptors.close()
+        await disk.threads.close()
+        disk.close()
+        self.store._disk = None
