@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -56,7 +54,7 @@ def list_objects(request: Request, keys: Sequence[str], find: Callable[[str], St
         parts.append(f"<StartAfter>{text(request.argument('start-after') or '')}</StartAfter>")
         parts.append(f"<KeyCount>{len(contents) + len(prefixes)}</KeyCount>")
         if more:
-            token = base64.urlsafe_b64encode(last.encode()).decode()
+            token = last.encode().hex()
             parts.append(f"<NextContinuationToken>{text(token)}</NextContinuationToken>")
     else:
         parts.append(f"<Marker>{text(request.argument('marker') or '')}</Marker>")
@@ -86,8 +84,8 @@ def _after(request: Request, *, second: bool) -> str:
     if not token:
         return request.argument("start-after") or ""
     try:
-        return base64.urlsafe_b64decode(token).decode()
-    except (binascii.Error, UnicodeDecodeError):
+        return bytes.fromhex(token).decode()
+    except ValueError:
         raise OssError(
             400, "InvalidArgument", "The continuation-token is invalid.", "0017-00000203"
         ) from None

@@ -16,7 +16,7 @@ import re
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, unquote_plus, urlsplit
 from xml.sax.saxutils import escape
 
 from gpufeed.cachefs import checksum
@@ -110,7 +110,7 @@ class OssService:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         path, _, raw_query = target.partition("?")
         query = tuple(
-            (unquote(name), unquote(value))
+            (unquote_plus(name), unquote_plus(value))
             for name, _, value in (p.partition("=") for p in raw_query.split("&") if p)
         )
         rest = unquote(path[1:])
@@ -308,17 +308,24 @@ class OssService:
     def _do_part(self, request: Request, _: Effects) -> Reply:
         number = int(request.argument("partNumber") or "0")
         self._parts(request)[number] = request.body
-        etag = hashlib.md5(request.body, usedforsecurity=False).hexdigest().upper()
+        etag = _md5(request.body)
         crc = checksum.crc64(request.body)
         return Reply(200, {"ETag": f'"{etag}"', "x-oss-hash-crc64ecma": str(crc)})
 
     def _do_list_parts(self, request: Request, _: Effects) -> Reply:
+        parts = sorted(self._parts(request).items())
         entries = "".join(
-            f"<Part><PartNumber>{n}</PartNumber><Size>{len(data)}</Size></Part>"
-            for n, data in sorted(self._parts(request).items())
+            f"<Part><PartNumber>{n}</PartNumber><LastModified>{iso_time(0)}</LastModified>"
+            f'<ETag>"{_md5(data)}"</ETag><Size>{len(data)}</Size></Part>'
+            for n, data in parts
         )
+        last = parts[-1][0] if parts else 0
         return _xml(
             '<?xml version="1.0" encoding="UTF-8"?>\n<ListPartsResult>'
+            f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
+            f"<UploadId>{request.argument('uploadId')}</UploadId>"
+            f"<PartNumberMarker>0</PartNumberMarker>"
+            f"<NextPartNumberMarker>{last}</NextPartNumberMarker><MaxParts>1000</MaxParts>"
             f"<IsTruncated>false</IsTruncated>{entries}</ListPartsResult>"
         )
 
@@ -328,8 +335,7 @@ class OssService:
         if not numbers or any(number not in parts for number in numbers):
             raise OssError(400, "InvalidPart", "One of the parts could not be found.")
         data = b"".join(parts[number] for number in numbers)
-        etag = hashlib.md5(data, usedforsecurity=False).hexdigest().upper()
-        etag = f"{etag}-{len(numbers)}"
+        etag = f"{_md5(data)}-{len(numbers)}"
         stored = self.buckets.put(request.bucket, request.key, data, etag)
         del self._uploads[request.argument("uploadId") or ""]
         self._listed.pop(request.bucket, None)
@@ -421,6 +427,10 @@ def _is_path_style(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest().upper()
 
 
 def _xml(text: str) -> Reply:

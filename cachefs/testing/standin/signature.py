@@ -228,7 +228,9 @@ class Verifier:
         except ValueError:
             raise _denied("OSS authentication requires a valid Date.") from None
         _check_skew(at, now_s)
-        token = request.headers.get("x-oss-security-token")
+        # The second SDK sends the token of version 1 under a name that is not signed.
+        headers = request.headers
+        token = headers.get("x-oss-security-token") or headers.get("security-token")
         key = self._key(name.strip(), token, now_s, expired)
         self._compare_v1(key, request, date, given)
 
