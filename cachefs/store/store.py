@@ -116,7 +116,7 @@ class ShardStore:
         self._use = 0
         self._used: dict[str, int] = {}  # last uses that the index does not know yet
         self._reserved: set[Reservation] = set()
-        self._committing: set[str] = set()
+        self._committing: dict[str, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
         self._promised: collections.deque[Reservation] = collections.deque()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -314,28 +314,36 @@ class ShardStore:
         """
         spec = reservation.spec
         count = spec.extent_count(self._extent_bytes)
-        if reservation.state != "open" or spec.digest in self._committing:
-            raise UsageError(f"{spec.name} is {reservation.state}, or being committed twice")
+        if reservation.state != "open":
+            raise UsageError(f"a reservation for {spec.name} that is {reservation.state} already")
         if len(reservation.written) != count or len(extent_crcs) != count:
             raise UsageError(
                 f"{spec.name} has {count} extents; {len(reservation.written)} were written and "
                 f"{len(extent_crcs)} checksums given"
             )
         samples = None if sample_index is None else len(SampleIndex.decode(sample_index))
+        while (other := self._committing.get(spec.digest)) is not None:
+            await asyncio.wait([other])
         if spec.digest in self._shards:
             # Another reservation of the same shard came first.
             await self.abort(reservation)
             return self._shards[spec.digest]
         reservation.state = "committing"
-        self._committing.add(spec.digest)
-        return await self._own(self._commit(reservation, tuple(extent_crcs), sample_index, samples))
+        over = asyncio.get_running_loop().create_future()
+        self._committing[spec.digest] = over
+        try:
+            return await self._own(
+                self._commit(reservation, tuple(extent_crcs), sample_index, samples)
+            )
+        finally:
+            del self._committing[spec.digest]
+            over.set_result(None)
 
     async def _commit(
         self, reservation: Reservation, crcs: tuple[int, ...], sample_index: bytes | None,
         sample_count: int | None,
     ) -> StoredShard:  # fmt: skip
         assert self._disk is not None
-        digest = reservation.spec.digest
         try:
             # Everything below writes within the room that this grants.
             await self._disk.writer.opened(reservation)
@@ -346,14 +354,11 @@ class ShardStore:
                 self._failed(error)
             await self._abort(reservation)
             raise
-        else:
-            await self._disk.writer.close(reservation)
-            self._enter(reservation, ending)
-        finally:
-            self._committing.discard(digest)
+        await self._disk.writer.close(reservation)
+        self._enter(reservation, ending)
         self._grant()
         self._measure()
-        return self._shards[digest]
+        return self._shards[reservation.spec.digest]
 
     def _enter(self, reservation: Reservation, ending: Ending) -> None:
         """The file is durable under its name, and indexed: show it."""

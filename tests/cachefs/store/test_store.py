@@ -248,6 +248,17 @@ async def test_two_reservations_of_one_shard_do_not_disturb_each_other(tmp_path:
     await rig.close()
 
 
+async def test_two_commits_of_one_shard_at_once_keep_one(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    spec = make_spec(1)
+
+    first, second = await asyncio.gather(rig.fill(spec), rig.fill(spec))
+
+    assert first == second
+    assert await rig.read(spec) == content(spec)
+    await rig.close()
+
+
 # --- eviction -------------------------------------------------------------------------------------
 
 
