@@ -1,15 +1,19 @@
-"""Where credentials come from. The provider is asked for each request and after a refusal.
+"""Where credentials come from.
 
-`StaticCredentials` gives what the configuration holds. `EnvironmentCredentials` reads the variables
-that OSS's own tools read, again after each refusal, so that a sidecar may renew them in a file that
-a wrapper sources; without any, requests go unsigned.
+A provider has the current ones at hand, since each request needs them, and renews them when the
+service refuses them. `EnvironmentCredentials` looks for the variables that OSS's own tools read;
+without any, requests go unsigned. `FetchedCredentials` asks a coroutine, once for however many
+requests were refused together (single flight).
+
+Lives on the engine's loop only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
 
 from gpufeed.cachefs.config import OriginConfig
 from gpufeed.cachefs.origin.oss_sign import Credentials
@@ -27,8 +31,13 @@ _VARIABLES = (
 class CredentialProvider(Protocol):
     """Gives credentials."""
 
-    async def get(self, *, refresh: bool = False) -> Credentials:
-        """The current ones; `refresh` after the service called them expired."""
+    @property
+    def current(self) -> Credentials:
+        """Those to sign the next request with."""
+        ...
+
+    async def renew(self, refused: Credentials) -> None:
+        """Replace `refused`, which the service did not take; nothing if that is done already."""
         ...
 
 
@@ -36,19 +45,18 @@ class StaticCredentials:
     """Always the same."""
 
     def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
+        self.current = credentials
 
-    async def get(self, *, refresh: bool = False) -> Credentials:
-        """See `CredentialProvider`."""
-        return self._credentials
+    async def renew(self, refused: Credentials) -> None:
+        """See `CredentialProvider`: there are no others."""
 
 
 class EnvironmentCredentials:
-    """From the environment; anonymous if it has none."""
+    """From a mapping such as `os.environ`; anonymous if it has none. Read again when refused."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._found = self._read()
+        self.current = self._read()
 
     def _read(self) -> Credentials:
         for key, secret, token in _VARIABLES:
@@ -58,11 +66,41 @@ class EnvironmentCredentials:
                 )
         return Credentials("", "")
 
-    async def get(self, *, refresh: bool = False) -> Credentials:
+    async def renew(self, refused: Credentials) -> None:
         """See `CredentialProvider`."""
-        if refresh:
-            self._found = self._read()
-        return self._found
+        self.current = self._read()
+
+
+class FetchedCredentials:
+    """From a coroutine, for example one that asks a token service. One call at a time.
+
+    Args:
+        first: what to begin with.
+        fetch: gets new ones; what it raises is raised by every `renew` that waited for it.
+    """
+
+    def __init__(
+        self, first: Credentials, fetch: Callable[[], Coroutine[Any, Any, Credentials]]
+    ) -> None:
+        self.current = first
+        self._fetch = fetch
+        self._fetching: asyncio.Task[Credentials] | None = None
+
+    async def renew(self, refused: Credentials) -> None:
+        """See `CredentialProvider`."""
+        if self.current != refused:
+            return
+        task = self._fetching
+        if task is None:
+            task = self._fetching = asyncio.get_running_loop().create_task(self._fetch())
+            task.add_done_callback(self._fetched)
+        # One caller's cancellation is not the others'.
+        await asyncio.shield(task)
+
+    def _fetched(self, task: asyncio.Task[Credentials]) -> None:
+        self._fetching = None
+        if not task.cancelled() and task.exception() is None:
+            self.current = task.result()
 
 
 def provider_of(config: OriginConfig) -> CredentialProvider:

@@ -24,7 +24,6 @@ class FailureKind(enum.Enum):
     WRONG_ANSWER = "answer does not fit the request"
     CHANGED = "another version of the object"
     STATUS = "error answer"
-    DEADLINE = "out of time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class Failure:
         ec: the service's finer code, for example ``0002-00000007``.
         request_id: what the vendor's support asks for.
         date: the answer's ``Date`` header, from which a wrong clock is corrected.
+        wait_s: how long the service asked to stay away, 0 if it did not.
     """
 
     kind: FailureKind
@@ -48,6 +48,7 @@ class Failure:
     ec: str = ""
     request_id: str = ""
     date: str = ""
+    wait_s: float = 0.0
 
     def __str__(self) -> str:
         """One clause for a message."""

@@ -9,7 +9,8 @@ such a dataset must not be overwritten in place.
 
 from __future__ import annotations
 
-import asyncio
+import functools
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -27,11 +28,12 @@ from gpufeed.cachefs.errors import (
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin.base import OnTarget
-from gpufeed.cachefs.tasks import finished
+from gpufeed.cachefs.origin.waiting import in_thread
 
 THREADS = 16
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "md5", "checksum", "generation", "mtime", "created")
 _MODIFIED_KEYS = ("LastModified", "last_modified", "modified", "updated")
+Infos = list[ObjectInfo]
 _Result = TypeVar("_Result")
 
 
@@ -44,43 +46,65 @@ def _etag(details: dict[str, Any]) -> str:
     return told[0] if told else f"size-{details.get('size')}"
 
 
+def _size_bytes(url: str, details: dict[str, Any]) -> int:
+    size = details.get("size")
+    if size is None:
+        raise IntegrityError(
+            f"{url}: its server does not tell the length, so it cannot be cached; copy it to "
+            "storage that does"
+        )
+    return int(size)
+
+
 class FsspecOrigin:
-    """Satisfies `Origin` for the scheme of `url`."""
+    """Satisfies `Origin` for one scheme."""
 
     def __init__(self, scheme: str, config: OriginConfig, metrics: Metrics) -> None:
         self._scheme = scheme
+        self._config = config
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(THREADS, "gpufeed-fsspec")
-        self._fs = _filesystem(scheme, config)
+        self._making = threading.Lock()
+        self._made: Any = None
+
+    @property
+    def _fs(self) -> Any:
+        """In a thread: importing a filesystem takes a while, which the loop does not have."""
+        with self._making:
+            if self._made is None:
+                self._made = _filesystem(self._scheme, self._config)
+            return self._made
 
     async def head(self, url: str) -> ObjectInfo:
         """See `Origin`."""
-        details = await self._run(url, lambda: self._fs.info(self._path(url)))
+        return await self._run(url, lambda: self._info(url))
+
+    def _info(self, url: str) -> ObjectInfo:
+        self._fs.invalidate_cache()
+        details = self._fs.info(self._path(url))
         if details.get("type") == "directory":
-            raise NotFoundError(f"{url} is a directory, not an object")
-        return ObjectInfo(url, int(details["size"] or 0), _etag(details))
+            raise NotFoundError(f"{url} is a directory, not an object; a prefix ends with /")
+        return ObjectInfo(url, _size_bytes(url, details), _etag(details))
 
     async def list(self, prefix_url: str) -> AsyncIterator[ObjectInfo]:
         """See `Origin`."""
+        for info in await self._run(prefix_url, lambda: self._find(prefix_url)):
+            yield info
+
+    def _find(self, prefix_url: str) -> Infos:
+        self._fs.invalidate_cache()
         prefix = self._path(prefix_url)
-        root = prefix if prefix_url.endswith("/") else prefix.rpartition("/")[0]
-
-        def find() -> dict[str, Any]:
-            self._fs.invalidate_cache()
-            found: dict[str, Any] = self._fs.find(root, detail=True)
-            return found
-
+        root = prefix.rpartition("/")[0]
         try:
-            found = await self._run(prefix_url, find)
-        except NotFoundError:
-            return
+            found: dict[str, dict[str, Any]] = self._fs.find(root, detail=True)
+        except FileNotFoundError:
+            return []
         infos = []
         for path, details in found.items():
-            if path.startswith(prefix.rstrip("/")) and details.get("type") != "directory":
-                url = self._url(path)
-                infos.append(ObjectInfo(url, int(details["size"] or 0), _etag(details)))
-        for info in sorted(infos, key=lambda info: info.url):
-            yield info
+            if path.startswith(prefix) and details.get("type") != "directory":
+                url = prefix_url + path[len(prefix) :]
+                infos.append(ObjectInfo(url, _size_bytes(url, details), _etag(details)))
+        return sorted(infos, key=lambda info: info.url)
 
     async def read_into(
         self,
@@ -93,7 +117,7 @@ class FsspecOrigin:
         self._metrics.add("origin_requests_total")
         self._metrics.add("origin_in_flight", 1)
         try:
-            await self._run(info.url, lambda: self._read(info, begin_bytes, targets))
+            await self._run(info.url, functools.partial(self._read, info, begin_bytes, targets))
         finally:
             self._metrics.add("origin_in_flight", -1)
         for i in range(len(targets)):
@@ -101,41 +125,38 @@ class FsspecOrigin:
         return None
 
     def _read(self, info: ObjectInfo, begin_bytes: int, targets: Sequence[memoryview]) -> None:
-        path = self._path(info.url)
-        self._check(info, path)
         size = sum(len(target) for target in targets)
-        data = memoryview(self._fs.cat_file(path, start=begin_bytes, end=begin_bytes + size))
-        if len(data) != size:
-            raise IntegrityError(
-                f"{info.url}: {len(data)} bytes came for bytes {begin_bytes}-{begin_bytes + size}"
-            )
-        for target in targets:
-            target[:] = data[: len(target)]
-            data = data[len(target) :]
-        self._check(info, path)
-        self._metrics.add("origin_bytes_total", size)
-
-    def _check(self, info: ObjectInfo, path: str) -> None:
-        self._fs.invalidate_cache()
-        now = _etag(self._fs.info(path))
+        end_bytes = begin_bytes + size
+        data = b""
+        if size:
+            data = self._fs.cat_file(self._path(info.url), start=begin_bytes, end=end_bytes)
+        # After the bytes, before anybody sees them: these filesystems know no conditional read.
+        now = self._info(info.url).etag
         if now != info.etag:
             raise ShardChangedError(
                 f"{info.url} was overwritten: it had version {info.etag}, now {now}; open the "
                 "dataset again to read the new version"
             )
+        if len(data) != size:
+            raise IntegrityError(
+                f"{info.url}: {len(data)} bytes came for bytes {begin_bytes}-{end_bytes}"
+            )
+        rest = memoryview(data)
+        for target in targets:
+            target[:] = rest[: len(target)]
+            rest = rest[len(target) :]
+        self._metrics.add("origin_bytes_total", size)
 
     def _path(self, url: str) -> str:
         path: str = self._fs._strip_protocol(url)
         return path + "/" if url.endswith("/") and not path.endswith("/") else path
 
-    def _url(self, path: str) -> str:
-        url: str = self._fs.unstrip_protocol(path)
-        return url
-
     async def _run(self, url: str, function: Callable[[], _Result]) -> _Result:
         """In a thread; not given up before the thread has ended, as it may write into targets."""
 
-        def translated() -> _Result:
+        def translated(stop: threading.Event) -> _Result:
+            if stop.is_set():
+                raise OriginUnavailableError(f"{url}: given up before it began")
             try:
                 return function()
             except GpufeedError:
@@ -149,7 +170,7 @@ class FsspecOrigin:
                     f"{url}: the {self._scheme} filesystem failed: {type(error).__name__}: {error}"
                 ) from error
 
-        return await finished(asyncio.get_running_loop().run_in_executor(self._threads, translated))
+        return await in_thread(self._threads, translated)
 
     async def close(self) -> None:
         """See `Origin`."""

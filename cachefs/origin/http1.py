@@ -198,6 +198,9 @@ class Connection(asyncio.BufferedProtocol):
         Raises:
             AttemptFailedError: no complete answer; the connection is lost by then.
         """
+        if self._phase is _Phase.LOST:
+            # The peer took a fresh connection and dropped it before it was used.
+            raise _failed(FailureKind.LOST, "the peer closed before the request was sent")
         assert self._phase is _Phase.IDLE, self._phase
         assert self._transport is not None, "not connected"
         self._phase = _Phase.HEAD

@@ -15,23 +15,34 @@ import base64
 import binascii
 import email.utils
 import functools
-import ipaddress
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from gpufeed.cachefs.config import OriginConfig
-from gpufeed.cachefs.errors import ConfigError, GpufeedError, IntegrityError, ShardChangedError
+from gpufeed.cachefs.errors import (
+    ConfigError,
+    GpufeedError,
+    IntegrityError,
+    ShardChangedError,
+    UsageError,
+)
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin.base import OnTarget
 from gpufeed.cachefs.origin.credentials import CredentialProvider, provider_of
 from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure, FailureKind
-from gpufeed.cachefs.origin.http1 import Answer, Endpoint, Exchange, Head, request_bytes
+from gpufeed.cachefs.origin.http1 import (
+    ERROR_BODY_LIMIT_BYTES,
+    Answer,
+    Exchange,
+    Head,
+    request_bytes,
+)
+from gpufeed.cachefs.origin.oss_address import Address, bucket_and_key
 from gpufeed.cachefs.origin.oss_sign import (
+    Credentials,
     encode_path,
     encode_query,
     request_path,
@@ -42,74 +53,11 @@ from gpufeed.cachefs.origin.pool import ConnectionPool
 from gpufeed.cachefs.origin.retry import Again, Retrier
 from gpufeed.cachefs.origin.sink import Sink
 from gpufeed.cachefs.units import MIB
-from gpufeed.cachefs.urls import split_bucket
 
 LIST_PAGE_COUNT = 1000
 LIST_BODY_BYTES_MAX = 8 * MIB
-_REGION = re.compile(r"(?:s3\.)?oss-([a-z]{2}-[a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """How a bucket is reached: derived from the endpoint once. Pure."""
-
-    host: str
-    port: int
-    tls: bool
-    path_style: bool
-    region: str
-
-    @classmethod
-    def of(cls, config: OriginConfig) -> Address:
-        """Read the endpoint.
-
-        Raises:
-            ConfigError: none is set, or it is no address, or its region cannot be told.
-        """
-        text = config.endpoint
-        if not text:
-            raise ConfigError(
-                "no endpoint for oss:// addresses: set origin.endpoint (or OSS_ENDPOINT, or "
-                "endpoint in storage_options), for example oss-cn-hangzhou-internal.aliyuncs.com"
-            )
-        # Inside the region's network TLS doubles the cost of a byte; outside it is a must.
-        plain = "-internal" in text or "-data-acc" in text
-        parts = urlsplit(text if "://" in text else f"{'http' if plain else 'https'}://{text}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ConfigError(f"the endpoint {text!r} is no address such as https://host[:port]")
-        tls = parts.scheme == "https"
-        host = parts.hostname
-        path_style = host == "localhost" or _is_ip(host)
-        matched = _REGION.fullmatch(host)
-        region = config.region or (matched.group(1) if matched else "")
-        if not region and config.key:
-            raise ConfigError(
-                f"the region cannot be told from the endpoint {text!r}: set origin.region, for "
-                "example cn-hangzhou (signatures need it)"
-            )
-        return cls(host, port or (443 if tls else 80), tls, path_style, region)
-
-    def endpoint(self, bucket: str) -> Endpoint:
-        """Where to connect for this bucket."""
-        host = self.host if self.path_style else f"{bucket}.{self.host}"
-        return Endpoint(host, self.port, self.tls, host)
-
-    def host_header(self, bucket: str) -> str:
-        """The ``Host`` to name."""
-        host = self.endpoint(bucket).host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+# Of any number in a header; a CRC-64 has up to 20.
+DIGITS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +67,26 @@ class _Request:
     key: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
+    body_limit_bytes: int = ERROR_BODY_LIMIT_BYTES
 
 
 class OssOrigin:
-    """Satisfies `Origin` for ``oss://bucket/key``."""
+    """Satisfies `Origin` for ``oss://bucket/key``.
+
+    Raises:
+        ConfigError: no endpoint, or there is a key to sign with but no region.
+    """
 
     def __init__(self, config: OriginConfig, metrics: Metrics) -> None:
         self._config = config
         self._metrics = metrics
         self._address = Address.of(config)
         self._provider: CredentialProvider = provider_of(config)
+        if not self._address.region and not self._provider.current.is_anonymous:
+            raise ConfigError(
+                f"the region cannot be told from the endpoint {config.endpoint!r}: set "
+                "origin.region, for example cn-hangzhou (signatures need it)"
+            )
         self._pool = ConnectionPool(config)
         self._offset_s = 0.0
         # Jitter needs no secrecy, only that nodes differ.
@@ -138,7 +96,9 @@ class OssOrigin:
 
     async def head(self, url: str) -> ObjectInfo:
         """See `Origin`."""
-        _, bucket, key = split_bucket(url)
+        bucket, key = bucket_and_key(url)
+        if not key:
+            raise UsageError(f"{url!r} names a bucket, not an object; a prefix ends with /")
         request = _Request("HEAD", bucket, key, {}, {})
         answer = await self._retried(f"HEAD {url}", lambda: self._answered(request))
         headers = answer.head.headers
@@ -149,7 +109,7 @@ class OssOrigin:
 
     async def list(self, prefix_url: str) -> AsyncIterator[ObjectInfo]:
         """See `Origin`."""
-        scheme, bucket, prefix = split_bucket(prefix_url)
+        bucket, prefix = bucket_and_key(prefix_url)
         token = ""
         while True:
             query = {
@@ -158,14 +118,14 @@ class OssOrigin:
             }  # fmt: skip
             if token:
                 query["continuation-token"] = token
-            request = _Request("GET", bucket, "", query, {})
+            request = _Request("GET", bucket, "", query, {}, LIST_BODY_BYTES_MAX)
             attempt = functools.partial(self._answered, request)
             answer = await self._retried(f"list {prefix_url}", attempt)
             page = parse_listing(answer.body)
-            if page is None or answer.truncated:
+            if page is None or answer.truncated or (token and page.next_token == token):
                 raise IntegrityError(f"list {prefix_url}: the answer is no complete listing")
             for found in page.objects:
-                yield ObjectInfo(f"{scheme}://{bucket}/{found.key}", found.size_bytes, found.etag)
+                yield ObjectInfo(f"oss://{bucket}/{found.key}", found.size_bytes, found.etag)
             if not page.next_token:
                 return
             token = page.next_token
@@ -196,7 +156,7 @@ class OssOrigin:
     # --- one attempt --------------------------------------------------------------------------
 
     async def _read(self, info: ObjectInfo, begin_bytes: int, sink: Sink) -> Answer:
-        _, bucket, key = split_bucket(info.url)
+        bucket, key = bucket_and_key(info.url)
         first = begin_bytes + sink.position_bytes
         last = begin_bytes + sink.total_bytes - 1
         whole = first == 0 and last == info.size_bytes - 1
@@ -210,6 +170,7 @@ class OssOrigin:
             if head.status not in (200, 206):
                 return None
             _check_range(head, whole=whole, expected=f"bytes {first}-{last}/{info.size_bytes}")
+            _check_etag(head, info.etag)
             return sink
 
         try:
@@ -229,7 +190,7 @@ class OssOrigin:
             AttemptFailedError: no answer, or one that is an error.
         """
         address = self._address
-        credentials = await self._provider.get()
+        credentials = self._provider.current
         query = encode_query(request.query)
         headers = signed_headers(
             method=request.method,
@@ -245,7 +206,7 @@ class OssOrigin:
             request_bytes(request.method, f"{path}?{query}" if query else path, headers),
             accept,
             bodiless=request.method == "HEAD",
-            body_limit_bytes=LIST_BODY_BYTES_MAX,
+            body_limit_bytes=request.body_limit_bytes,
         )
         self._metrics.add("origin_requests_total")
         self._metrics.add("origin_in_flight", 1)
@@ -253,10 +214,11 @@ class OssOrigin:
             answer = await self._pool.exchange(address.endpoint(request.bucket), exchange)
         finally:
             self._metrics.add("origin_in_flight", -1)
-        if "x-oss-qos-delay-time" in answer.head.headers:
+        status, delay_s = answer.head.status, _asked_delay_s(answer.head)
+        if delay_s or status in (429, 503):
             self._metrics.add("origin_throttled_total")
-        if answer.head.status not in (200, 206):
-            raise AttemptFailedError(_status_failure(answer))
+        if status not in (200, 206):
+            raise _RefusedError(_status_failure(answer, delay_s), credentials)
         return answer
 
     # --- attempts -----------------------------------------------------------------------------
@@ -266,28 +228,29 @@ class OssOrigin:
     ) -> Answer:
         loop = asyncio.get_running_loop()
         retrier = Retrier(
-            what, self._config.retries_max, loop.time() + self._config.deadline_s, self._rng
+            f"{what} at {self._address.text}",
+            self._config.retries_max,
+            loop.time() + self._config.deadline_s,
+            self._rng,
         )
         while True:
             try:
                 return await attempt()
             except AttemptFailedError as error:
-                failure = error.failure
-            verdict = retrier.judge(failure, loop.time())
+                failed = error
+            verdict = retrier.judge(failed.failure, loop.time())
             if isinstance(verdict, GpufeedError):
                 raise verdict
-            await self._repair(verdict, failure)
+            await self._repair(verdict, failed)
 
-    async def _repair(self, verdict: Again, failure: Failure) -> None:
+    async def _repair(self, verdict: Again, failed: AttemptFailedError) -> None:
         self._metrics.add("origin_retries_total")
-        if verdict.throttled:
-            self._metrics.add("origin_throttled_total")
+        failure = failed.failure
         if verdict.repair == "credentials":
-            await self._provider.get(refresh=True)
+            assert isinstance(failed, _RefusedError), failed
+            await self._provider.renew(failed.credentials)
         elif verdict.repair == "clock":
-            told = email.utils.parsedate_to_datetime(failure.date) if failure.date else None
-            if told is not None:
-                self._offset_s = told.timestamp() - time.time()
+            self._offset_s = _server_offset_s(failure.date, time.time())
         if verdict.delay_s:
             await asyncio.sleep(verdict.delay_s)
 
@@ -300,6 +263,39 @@ class OssOrigin:
             f"{info.url} was overwritten: the listing had etag {info.etag}, now it is {now}; open "
             "the dataset again to read the new version"
         )
+
+
+class _RefusedError(AttemptFailedError):
+    """An error answer, and the credentials that its request was signed with."""
+
+    def __init__(self, failure: Failure, credentials: Credentials) -> None:
+        super().__init__(failure)
+        self.credentials = credentials
+
+
+def _server_offset_s(date: str, now_s: float) -> float:
+    """How far the server's clock is ahead of ours; 0 if it did not tell."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp() - now_s
+    except ValueError:
+        return 0.0
+
+
+def _asked_delay_s(head: Head) -> float:
+    """By ``x-oss-qos-delay-time`` (milliseconds) the service says that it held the answer back."""
+    text = head.headers.get("x-oss-qos-delay-time", "")
+    return int(text) / 1000 if _is_number(text) else 0.0
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+
+
+def _check_etag(head: Head, want: str) -> None:
+    """A server, or a proxy before it, that does not know ``If-Match`` must not mix versions."""
+    told = head.headers.get("etag", "").strip('"')
+    if told and told != want:
+        raise AttemptFailedError(Failure(FailureKind.CHANGED, f"the answer is of etag {told}"))
 
 
 def _check_range(head: Head, *, whole: bool, expected: str) -> None:
@@ -316,7 +312,7 @@ def _check_range(head: Head, *, whole: bool, expected: str) -> None:
         )
 
 
-def _status_failure(answer: Answer) -> Failure:
+def _status_failure(answer: Answer, wait_s: float) -> Failure:
     head = answer.head
     body = parse_error(answer.body)
     if not body.code and head.headers.get("x-oss-err"):
@@ -329,6 +325,7 @@ def _status_failure(answer: Answer) -> Failure:
         ec=body.ec or head.headers.get("x-oss-ec", ""),
         request_id=body.request_id or head.headers.get("x-oss-request-id", ""),
         date=head.headers.get("date", ""),
+        wait_s=wait_s,
     )
 
 
@@ -342,4 +339,4 @@ def _error_header(text: str) -> ErrorBody:
 
 def _crc_of(head: Head) -> int | None:
     text = head.headers.get("x-oss-hash-crc64ecma", "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if _is_number(text) else None

@@ -52,13 +52,17 @@ def parse_error(body: bytes) -> ErrorBody:
 
 
 def parse_listing(body: bytes) -> Listing | None:
-    """A page of ListObjectsV2, or None where the body is none."""
+    """A page of ListObjectsV2, or None where the body is none or says that it goes on nowhere."""
     try:
         root = ET.fromstring(body)  # noqa: S314 see the top of the file
-    except ET.ParseError:
+        if root.tag.rpartition("}")[2] != "ListBucketResult":
+            return None
+        return _listing(root)
+    except (ET.ParseError, ValueError):
         return None
-    if root.tag.rpartition("}")[2] != "ListBucketResult":
-        return None
+
+
+def _listing(root: ET.Element) -> Listing | None:
     encoded = root.findtext("EncodingType") == "url"
 
     def text(value: str) -> str:
@@ -72,5 +76,8 @@ def parse_listing(body: bytes) -> Listing | None:
         )
         for entry in root.iterfind("Contents")
     )
-    more = root.findtext("IsTruncated", "").strip().lower() == "true"
-    return Listing(objects, text(root.findtext("NextContinuationToken", "")) if more else "")
+    token = text(root.findtext("NextContinuationToken", ""))
+    if root.findtext("IsTruncated", "").strip().lower() != "true":
+        return Listing(objects, "")
+    # Taken for the end, a page that does not say where to go on would lose samples silently.
+    return Listing(objects, token) if token else None

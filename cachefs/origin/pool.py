@@ -44,21 +44,24 @@ class ConnectionPool:
             wait_s = self._bucket.reserve(asyncio.get_running_loop().time())
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
+            fresh = False
             while True:
-                connection, fresh = await self._take(endpoint)
+                connection, fresh = await self._take(endpoint, fresh=fresh)
                 self._busy.add(connection)
                 try:
                     return await connection.exchange(exchange)
                 except AttemptFailedError as error:
                     if fresh or error.failure.kind is not FailureKind.IDLE_CLOSED:
                         raise
+                    fresh = True
                 finally:
                     self._busy.discard(connection)
                     self._give_back(endpoint, connection)
 
-    async def _take(self, endpoint: Endpoint) -> tuple[Connection, bool]:
+    async def _take(self, endpoint: Endpoint, *, fresh: bool) -> tuple[Connection, bool]:
+        """A kept connection, or a new one (then True) if there is none or `fresh` asks for it."""
         shelf = self._idle.get(endpoint, [])
-        while shelf:
+        while shelf and not fresh:
             connection = shelf.pop()
             self._idle_count -= 1
             if connection.reusable:

@@ -4,7 +4,7 @@
 failure                                     verdict
 ==========================================  ====================================================
 connection refused, lost, stalled           again, after a back-off
-5xx, 429, ``RequestTimeout``                again, after a back-off; 503 and 429 count as throttled
+5xx, 429, ``RequestTimeout``                again, after a back-off
 answer that does not fit (200 for a range)  again; at last `IntegrityError`
 ``SecurityTokenExpired``, invalid token     fresh credentials once, then denied
 ``RequestTimeTooSkewed``                    learn the server's clock once, then denied
@@ -13,7 +13,10 @@ answer that does not fit (200 for a range)  again; at last `IntegrityError`
 other 4xx, a certificate refused            `AccessDeniedError`, or `OriginUnavailableError`
 ==========================================  ====================================================
 
-Back-off doubles from `BASE_S` to `CAP_S`, with jitter, so that many nodes do not come back at once.
+Back-off doubles from `BASE_S` to `CAP_S`, with jitter, so that many nodes do not come back at once;
+it is never shorter than what the service asked for, up to `WAIT_MAX_S`. The deadline bounds the
+repeating: an attempt under way is ended by its connection's stall timeout, not by the clock, for on
+a slow line a part that still progresses would only begin anew.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from gpufeed.cachefs.origin.failure import Failure, FailureKind
 
 BASE_S = 0.1
 CAP_S = 5.0
+WAIT_MAX_S = 30.0
 
 TOKEN_CODES = frozenset(
     {"SecurityTokenExpired", "InvalidSecurityToken", "AccessKeyIdAndSecurityTokenNotMatch"}
@@ -61,7 +65,6 @@ class Again:
 
     delay_s: float
     repair: Repair = "none"
-    throttled: bool = False
 
 
 @dataclass(slots=True)
@@ -88,9 +91,10 @@ class Retrier:
         if not _is_transient(failure):
             return _final(self.what, failure)
         delay_s = min(CAP_S, BASE_S * 2 ** (self.attempts - 1)) * self.rng.uniform(0.5, 1.0)
+        delay_s = max(delay_s, min(failure.wait_s, WAIT_MAX_S))
         if self.attempts > self.retries_max or now_s + delay_s > self.deadline_at_s:
             return self._spent(failure)
-        return Again(delay_s, throttled=failure.status in (429, 503))
+        return Again(delay_s)
 
     def _spent(self, failure: Failure) -> GpufeedError:
         text = (
@@ -123,11 +127,11 @@ def _final(what: str, failure: Failure) -> GpufeedError:
 
 def _denied_hint(code: str) -> str:
     if code == "SignatureDoesNotMatch":
-        return "the secret does not belong to the key (or the region is not the bucket's)"
+        return "the signature is wrong; check that origin.secret belongs to origin.key"
     if code == "InvalidAccessKeyId":
-        return "the access key does not exist"
+        return "the access key does not exist; check origin.key"
     if code in TOKEN_CODES:
         return "the security token has expired or is not valid; give a fresh one"
     if code == SKEW_CODE:
-        return "this machine's clock is wrong by more than 15 minutes"
+        return "this machine's clock is wrong by more than 15 minutes; set it"
     return "access denied; check origin.key, origin.secret and the bucket's policy"

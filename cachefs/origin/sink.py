@@ -34,6 +34,8 @@ class Sink:
 
     def buffer(self) -> memoryview:
         """The place of the next bytes: the rest of the target being filled; not empty."""
+        if not self._current:
+            self.report()
         assert self._current, "nothing is missing"
         return self._current
 
@@ -48,8 +50,9 @@ class Sink:
     def write(self, data: memoryview) -> None:
         """Copy `data`, at most `remaining_bytes` long, to where the next bytes belong."""
         while data:
-            piece_bytes = min(len(data), len(self._current))
-            self._current[:piece_bytes] = data[:piece_bytes]
+            place = self.buffer()
+            piece_bytes = min(len(data), len(place))
+            place[:piece_bytes] = data[:piece_bytes]
             data = data[piece_bytes:]
             self.advance(piece_bytes)
 

@@ -7,7 +7,12 @@ transport or a thread holds it first makes that holder let go, then waits here, 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
 
 
 async def until_done(future: asyncio.Future[Any]) -> None:
@@ -22,3 +27,20 @@ async def until_done(future: asyncio.Future[Any]) -> None:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             continue
+
+
+async def in_thread(threads: Executor, function: Callable[[threading.Event], _Result]) -> _Result:
+    """Run `function` in a thread and end only after it has ended.
+
+    When the caller is cancelled, the event that `function` was given is set: it should end soon.
+    """
+    stop = threading.Event()
+    future = asyncio.get_running_loop().run_in_executor(threads, function, stop)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        stop.set()
+        await until_done(future)
+        if not future.cancelled():
+            future.exception()  # nobody else sees it
+        raise
