@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from gpufeed.cachefs import checksum, layout
+from gpufeed.cachefs import layout
 from gpufeed.cachefs.budget import ByteBudget
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.config import StoreConfig
@@ -35,16 +35,12 @@ from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.policy import Bypass, NeverEvict, Policy
 from gpufeed.cachefs.sampleindex import SampleIndex
-from gpufeed.cachefs.store.descriptors import Descriptors, OpenShard
-from gpufeed.cachefs.store.directory import CacheDirectory
-from gpufeed.cachefs.store.files import DiskFiles, Files, is_shortage
+from gpufeed.cachefs.store.files import DiskFiles, Files
 from gpufeed.cachefs.store.health import DiskHealth
-from gpufeed.cachefs.store.index import Index
+from gpufeed.cachefs.store.parts import DiskParts, Events
 from gpufeed.cachefs.store.recovery import Found, reconcile
-from gpufeed.cachefs.store.reservation import DiskRoom, Reservation
-from gpufeed.cachefs.store.threads import DiskThreads
-from gpufeed.cachefs.store.unlinker import Unlinker
-from gpufeed.cachefs.store.writer import Ending, ShardWriter, padded
+from gpufeed.cachefs.store.reservation import Reservation
+from gpufeed.cachefs.store.writer import Description, Ending, NoRoomError, padded
 from gpufeed.cachefs.tasks import finished
 from gpufeed.cachefs.units import BLOCK_BYTES, format_bytes
 
@@ -52,10 +48,6 @@ __all__ = ["Reservation", "ShardStore", "StoredShard"]
 
 _LOG = logging.getLogger("gpufeed.store")
 _Result = TypeVar("_Result")
-
-
-class _NoRoomError(StorageError):
-    """The store is full, but the disk is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,42 +60,13 @@ class StoredShard:
     sample_count: int | None
 
 
-class _Disk:
-    """What there is only with a directory: its lock, index, threads and descriptors."""
-
-    def __init__(self, store: ShardStore, config: StoreConfig, files: Files) -> None:
-        self.files = files
-        self.room = DiskRoom(config.free_floor_ratio)
-        self.measuring: asyncio.Future[Any] | None = None
-        self.directory = CacheDirectory(config.path)
-        self.directory.open()
-        try:
-            self.index = Index(self.directory.index_path)
-        except GpufeedError:
-            self.directory.close()
-            raise
-        self.threads = DiskThreads(config.io_threads, store.clock)
-        self.descriptors = Descriptors(files, self.threads)
-        self.unlinker = Unlinker(
-            files, self.index, self.threads,
-            on_removed=store._on_removed, on_failed=store._on_unlink_failed,
-        )  # fmt: skip
-        self.writer = ShardWriter(
-            self.directory, files, self.index, self.threads, self.unlinker, self.room
-        )
-
-    def close(self) -> None:
-        self.index.close()
-        self.directory.close()
-
-
 class ShardStore:
     """See the top of the file. Made by `open`; without a path it keeps nothing."""
 
     def __init__(
         self, config: StoreConfig, *, extent_bytes: int, metrics: Metrics, clock: Clock
     ) -> None:
-        self.clock = clock
+        self._clock = clock
         self.memory_only = not config.path
         self.capacity_bytes = 0 if self.memory_only else config.capacity_bytes
         self._extent_bytes = extent_bytes
@@ -120,7 +83,7 @@ class ShardStore:
         self._numbers = itertools.count(1)
         self._promised: collections.deque[Reservation] = collections.deque()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._disk: _Disk | None = None
+        self._disk: DiskParts | None = None
         metrics.set("store_capacity_bytes", self.capacity_bytes)
 
     @classmethod
@@ -136,7 +99,11 @@ class ShardStore:
         """
         store = cls(config, extent_bytes=extent_bytes, metrics=metrics, clock=clock)
         if not store.memory_only:
-            disk = _Disk(store, config, files or DiskFiles())
+            events = Events(
+                on_removed=store._on_removed, on_unlink_failed=store._on_unlink_failed,
+                on_wrong=store._quarantine,
+            )  # fmt: skip
+            disk = DiskParts(config, files or DiskFiles(), clock, metrics, events)
             try:
                 store._recover(disk)
             except BaseException:
@@ -145,7 +112,7 @@ class ShardStore:
             store._disk = disk
         return store
 
-    def _recover(self, disk: _Disk) -> None:
+    def _recover(self, disk: DiskParts) -> None:
         usable: list[Found] = []
         useless: list[str] = []
         # The newest first: a smaller capacity than last time costs the oldest. Shards of another
@@ -239,7 +206,7 @@ class ShardStore:
         digest = spec.digest
         if disk is None or digest in self._shards or digest in self._committing:
             return None
-        if not self._health.admits(self.clock.monotonic_s()):
+        if not self._health.admits(self._clock.monotonic_s()):
             return None
         size = layout.reserve_bytes(spec, self._extent_bytes)
         room_bytes = disk.room.available_bytes(self._budget.unlinking_bytes)
@@ -321,7 +288,11 @@ class ShardStore:
                 f"{spec.name} has {count} extents; {len(reservation.written)} were written and "
                 f"{len(extent_crcs)} checksums given"
             )
-        samples = None if sample_index is None else len(SampleIndex.decode(sample_index))
+        description = Description(
+            self._extent_bytes, tuple(extent_crcs), sample_index,
+            None if sample_index is None else len(SampleIndex.decode(sample_index)),
+            self._next_use(),
+        )  # fmt: skip
         while (other := self._committing.get(spec.digest)) is not None:
             await asyncio.wait([other])
         if spec.digest in self._shards:
@@ -332,25 +303,20 @@ class ShardStore:
         over = asyncio.get_running_loop().create_future()
         self._committing[spec.digest] = over
         try:
-            return await self._own(
-                self._commit(reservation, tuple(extent_crcs), sample_index, samples)
-            )
+            return await self._own(self._commit(reservation, description))
         finally:
             del self._committing[spec.digest]
             over.set_result(None)
 
-    async def _commit(
-        self, reservation: Reservation, crcs: tuple[int, ...], sample_index: bytes | None,
-        sample_count: int | None,
-    ) -> StoredShard:  # fmt: skip
+    async def _commit(self, reservation: Reservation, description: Description) -> StoredShard:
         assert self._disk is not None
         try:
             # Everything below writes within the room that this grants.
             await self._disk.writer.opened(reservation)
-            ending = await self._ending(reservation, crcs, sample_index, sample_count)
+            ending = await self._disk.writer.ending(reservation, description, self._resize)
             await self._disk.writer.finish(reservation, ending)
         except StorageError as error:
-            if not isinstance(error, _NoRoomError):
+            if not isinstance(error, NoRoomError):
                 self._failed(error)
             await self._abort(reservation)
             raise
@@ -370,39 +336,10 @@ class ShardStore:
         self._add(reservation.spec.digest, ending.record)
         self._metrics.add("nvme_written_bytes_total", len(ending.header) + len(ending.trailer))
 
-    async def _ending(
-        self, reservation: Reservation, crcs: tuple[int, ...], sample_index: bytes | None,
-        sample_count: int | None,
-    ) -> Ending:  # fmt: skip
-        """Fit the end of the file into the reservation, without the sample index if need be."""
-        assert self._disk is not None
-        spec = reservation.spec
-        use = self._next_use()
-
-        def pack(index: bytes | None, count: int | None) -> Ending:
-            packed = None if index is None else layout.pack_samples(index)
-            trailer = layout.pack_trailer(spec, crcs, packed)
-            header = layout.pack_header(spec, self._extent_bytes, trailer, count)
-            file_bytes = layout.trailer_offset(spec.size_bytes) + len(trailer)
-            record = Record(self._extent_bytes, spec.size_bytes, file_bytes, count, crcs)
-            return Ending(record, packed, header, trailer, use)
-
-        ending = await self._disk.threads.run(pack, sample_index, sample_count)
-        if self._resize(reservation, ending):
-            return ending
-        ending = await self._disk.threads.run(pack, None, None)
-        if self._resize(reservation, ending):
-            return ending
-        raise _NoRoomError(
-            f"the cache has no room for the {len(ending.trailer)} bytes that describe {spec.name}; "
-            "it is not kept: raise store.capacity"
-        )
-
-    def _resize(self, reservation: Reservation, ending: Ending) -> bool:
-        file_bytes = ending.record.file_bytes
-        resized = self._budget.resize(reservation.size_bytes, file_bytes)
+    def _resize(self, reservation: Reservation, size_bytes: int) -> bool:
+        resized = self._budget.resize(reservation.size_bytes, size_bytes)
         if resized:
-            reservation.size_bytes = file_bytes
+            reservation.size_bytes = size_bytes
         return resized
 
     async def abort(self, reservation: Reservation) -> None:
@@ -427,7 +364,7 @@ class ShardStore:
         elif held:
             self._budget.abort(reservation.size_bytes)
         if reservation.is_probe:
-            self._health.probe_ended(self.clock.monotonic_s())
+            self._health.probe_ended(self._clock.monotonic_s())
         self._reserved.remove(reservation)
         self._grant()
 
@@ -481,58 +418,12 @@ class ShardStore:
         """
         if self._disk is None or digest not in self._shards:
             raise IntegrityError(f"the shard {digest} left the store; it is fetched again")
-        disk = self._disk
-        shard = disk.descriptors.borrow(digest, disk.directory.shard_path(digest))
-        try:
-            if shard.record is None:
-                shard.record = self._record(digest)
-            descriptor = await asyncio.shield(shard.opening)
-            length = await disk.threads.run(
-                self._read_verified, descriptor, shard.record, extent, target
-            )
-        except StorageError as error:
-            self._metrics.add("store_errors_total")
-            if is_shortage(error):
-                raise
-            self._quarantine(shard, error)
-            raise IntegrityError(f"shard {digest} cannot be read: {error}") from error
-        except IntegrityError as error:
-            self._quarantine(shard, error)
-            raise
-        finally:
-            disk.descriptors.give_back(shard, keep=digest in self._leases)
-        self._metrics.add("nvme_read_bytes_total", length)
-        return length
+        return await self._disk.reader.read(digest, extent, target, self._leases.__contains__)
 
-    def _record(self, digest: str) -> Record:
-        assert self._disk is not None
-        packed = self._disk.index.get(digest)
-        if packed is None:
-            raise IntegrityError(f"the shard {digest} has no index record; it is fetched again")
-        return layout.unpack_record(packed)
-
-    def _read_verified(
-        self, descriptor: int, record: Record, extent: int, target: memoryview
-    ) -> int:
-        """In a disk thread."""
-        assert self._disk is not None
-        length = record.extent_length(extent)
-        blocks = padded(target, length)
-        offset = layout.extent_offset(extent, record.extent_bytes)
-        found = self._disk.files.read(descriptor, blocks, offset)
-        if found != len(blocks) or checksum.crc64(target[:length]) != record.extent_crcs[extent]:
-            raise IntegrityError(
-                f"extent {extent} of a stored shard is wrong on disk ({found} of {len(blocks)} "
-                "bytes read): it is never served; the shard is fetched again"
-            )
-        return length
-
-    def _quarantine(self, shard: OpenShard, why: GpufeedError) -> None:
-        if shard.is_condemned:
-            return  # by another reader; there may be a good one under the name by now
+    def _quarantine(self, digest: str, why: GpufeedError) -> None:
         self._metrics.add("quarantined_total")
-        _LOG.error("shard %s is set aside: %s", shard.digest, why)
-        self._evict(shard.digest)
+        _LOG.error("shard %s is set aside: %s", digest, why)
+        self._evict(digest)
 
     # --- accounts and tasks -------------------------------------------------------------------
 
@@ -548,22 +439,12 @@ class ShardStore:
     def _failed(self, why: object) -> None:
         _LOG.warning("the cache disk is left alone for a while: %s", why)
         self._metrics.add("store_errors_total")
-        self._health.failed(self.clock.monotonic_s())
+        self._health.failed(self._clock.monotonic_s())
         self._count()
 
     def _measure(self) -> None:
-        """Ask for the free space, in a thread; one question at a time."""
-        disk = self._disk
-        if disk is None or disk.measuring is not None:
-            return
-
-        def measured(future: asyncio.Future[Any]) -> None:
-            disk.measuring = None
-            if not future.cancelled() and future.exception() is None:
-                disk.room.measured(future.result())
-
-        disk.measuring = disk.threads.submit(disk.files.space, disk.directory.path)
-        disk.measuring.add_done_callback(measured)
+        if self._disk is not None:
+            self._disk.measure()
 
     def _count(self) -> None:
         self._metrics.set("store_resident_bytes", self._budget.resident_bytes)

@@ -8,20 +8,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpufeed.cachefs import layout
+from gpufeed.cachefs.errors import StorageError
 from gpufeed.cachefs.layout import Record
+from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.store.directory import CacheDirectory
 from gpufeed.cachefs.store.files import AlignedBuffer, Files
 from gpufeed.cachefs.store.index import Index
 from gpufeed.cachefs.store.reservation import DiskRoom, Reservation
 from gpufeed.cachefs.store.threads import DiskThreads
 from gpufeed.cachefs.store.unlinker import Unlinker
-from gpufeed.cachefs.units import BLOCK_BYTES, round_up
+from gpufeed.cachefs.units import BLOCK_BYTES, format_bytes, round_up
 
 # A write of one extent that takes longer than this, not counting its queue, is a sick disk.
 WRITE_LATE_S = 1.0
+
+
+class NoRoomError(StorageError):
+    """The store is full, but the disk is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a file is to say of its bytes. `sample_index` is encoded, not packed."""
+
+    extent_bytes: int
+    extent_crcs: tuple[int, ...]
+    sample_index: bytes | None
+    sample_count: int | None
+    last_use: int
+
+    def pack(self, spec: ShardSpec) -> Ending:
+        """The end of the file. Megabytes are compressed here: not on the loop."""
+        packed = None if self.sample_index is None else layout.pack_samples(self.sample_index)
+        trailer = layout.pack_trailer(spec, self.extent_crcs, packed)
+        header = layout.pack_header(spec, self.extent_bytes, trailer, self.sample_count)
+        record = Record(
+            self.extent_bytes, spec.size_bytes,
+            layout.trailer_offset(spec.size_bytes) + len(trailer), self.sample_count,
+            self.extent_crcs,
+        )  # fmt: skip
+        return Ending(record, packed, header, trailer, self.last_use)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +115,28 @@ class ShardWriter:
         descriptor = await self._threads.run(self._files.create, path, size_bytes)
         self._room.settled(reservation.size_bytes, made=True)
         return descriptor
+
+    async def ending(
+        self, reservation: Reservation, description: Description,
+        resize: Callable[[Reservation, int], bool],
+    ) -> Ending:  # fmt: skip
+        """Pack the end of the file, without the sample index if there is no room for that.
+
+        `resize` fits the reservation to so many bytes, or says that it cannot.
+
+        Raises:
+            NoRoomError: not even then.
+        """
+        spec = reservation.spec
+        bare = replace(description, sample_index=None, sample_count=None)
+        for attempt in (description, bare):
+            ending = await self._threads.run(attempt.pack, spec)
+            if resize(reservation, ending.record.file_bytes):
+                return ending
+        raise NoRoomError(
+            f"the cache has no room for the description of {spec.name} beside its "
+            f"{format_bytes(spec.size_bytes)}; it is not kept: raise store.capacity"
+        )
 
     async def finish(self, reservation: Reservation, ending: Ending) -> None:
         """Complete, sync, rename and index the file.
