@@ -9,6 +9,7 @@ such a dataset must not be overwritten in place.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -38,12 +39,18 @@ _Result = TypeVar("_Result")
 
 
 def _etag(details: dict[str, Any]) -> str:
-    told = [
-        str(details[name]).strip('"')
-        for name in (*_VERSION_KEYS, *_MODIFIED_KEYS)
-        if details.get(name)
-    ]
-    return told[0] if told else f"size-{details.get('size')}"
+    """The strongest version that is told; times in one form, since filesystems mix theirs."""
+    for name in (*_VERSION_KEYS, *_MODIFIED_KEYS):
+        told = details.get(name)
+        if told:
+            break
+    else:
+        return f"size-{details.get('size')}"
+    if isinstance(told, datetime.datetime):
+        told = told.timestamp()
+    if isinstance(told, float):
+        return f"{told:.6f}-{details.get('size')}"
+    return str(told).strip('"')
 
 
 def _size_bytes(url: str, details: dict[str, Any]) -> int:
@@ -99,12 +106,22 @@ class FsspecOrigin:
             found: dict[str, dict[str, Any]] = self._fs.find(root, detail=True)
         except FileNotFoundError:
             return []
-        infos = []
-        for path, details in found.items():
-            if path.startswith(prefix) and details.get("type") != "directory":
-                url = prefix_url + path[len(prefix) :]
-                infos.append(ObjectInfo(url, _size_bytes(url, details), _etag(details)))
-        return sorted(infos, key=lambda info: info.url)
+        named = [
+            (prefix_url + path[len(prefix) :], details)
+            for path, details in sorted(found.items())
+            if path.startswith(prefix) and details.get("type") != "directory"
+        ]
+        if named and not self._agrees(*named[0]):
+            # This filesystem's listings know less than its look-ups, which reads are checked by.
+            with ThreadPoolExecutor(THREADS, "gpufeed-fsspec-info") as threads:
+                return list(threads.map(self._info, [url for url, _ in named]))
+        return [ObjectInfo(url, _size_bytes(url, told), _etag(told)) for url, told in named]
+
+    def _agrees(self, url: str, details: dict[str, Any]) -> bool:
+        """Whether a listing identifies an object as looking it up does."""
+        if details.get("size") is None:
+            return False
+        return self._info(url) == ObjectInfo(url, int(details["size"]), _etag(details))
 
     async def read_into(
         self,
