@@ -1,0 +1,349 @@
+"""A real daemon process, a real stand-in, the real client: the way of a byte, and its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from gpufeed.cachefs.client import (
+    DatasetRequest,
+    ExtentEvent,
+    FailEvent,
+    SamplesEvent,
+    Session,
+    ShardEndEvent,
+)
+from gpufeed.cachefs.errors import (
+    AccessDeniedError,
+    CapacityError,
+    CorruptSampleError,
+    DaemonUnavailableError,
+    GpufeedError,
+    IntegrityError,
+    NotFoundError,
+    UsageError,
+)
+from gpufeed.cachefs.testing.pytest_plugin import BUCKET
+
+TARS = DatasetRequest(urls=(f"oss://{BUCKET}/train-{{000..003}}.tar",))
+LOOSE = DatasetRequest(urls=(f"oss://{BUCKET}/loose/",), virtual_shard_bytes=1 << 20)
+
+
+def read_all(session: Session, dataset, shard_ids) -> dict[str, dict[str, bytes]]:
+    """Read the planned shards to the end, as a loader would: copy a sample, give its extents."""
+    positions = session.extend_plan(dataset, shard_ids)
+    slots: dict[tuple[int, int], tuple[int, int]] = {}
+    found: dict[str, dict[str, bytes]] = {}
+    ended = 0
+    while ended < len(positions):
+        events = session.receive()
+        if not events:
+            assert select.select([session], [], [], 30)[0], "the daemon fell silent"
+        for event in events:
+            if isinstance(event, FailEvent):
+                raise event.error
+            if isinstance(event, ExtentEvent):
+                slots[(event.position, event.extent)] = (event.slot, event.seq)
+            elif isinstance(event, SamplesEvent):
+                for ref in event.index:
+                    fields = {m.ext: cut(session, slots, event.position, m) for m in ref.members}
+                    assert ref.key not in found
+                    found[ref.key] = fields
+                last = event.index[len(event.index) - 1].members[-1]
+                done = (last.offset_bytes + last.size_bytes) // session.extent_bytes
+                release(session, slots, lambda p, e, q=event.position, d=done: p == q and e < d)
+            elif isinstance(event, ShardEndEvent):
+                ended += 1
+                release(session, slots, lambda p, _, q=event.position: p == q)
+    assert not slots
+    return found
+
+
+def cut(session: Session, slots, position: int, member) -> bytes:
+    data, at, left = b"", member.offset_bytes, member.size_bytes
+    while left:
+        extent, inside = divmod(at, session.extent_bytes)
+        take = min(left, session.extent_bytes - inside)
+        begin = slots[(position, extent)][0] * session.extent_bytes + inside
+        data += bytes(session.arena()[begin : begin + take])
+        at, left = at + take, left - take
+    return data
+
+
+def release(session: Session, slots, which) -> None:
+    chosen = [key for key in slots if which(*key)]
+    session.release([slots.pop(key)[1] for key in chosen])
+
+
+def wait_until_gone(node) -> None:
+    """The daemon notices a closed socket by itself; look until it has, for at most 10 s."""
+    deadline_s = time.monotonic() + 10
+    status = node.status()
+    while (status["sessions"] or status["fills_in_flight"]) and time.monotonic() < deadline_s:
+        status = node.status()
+    assert status["sessions"] == 0
+    assert status["fills_in_flight"] == 0
+    assert status["arena_leased_slots"] == 0
+
+
+def test_epoch_one_fills_epoch_two_makes_no_request_and_a_restart_neither(node) -> None:
+    samples = node.put_tars(4, 40)
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        dataset = session.open_dataset(TARS)
+        assert read_all(session, dataset, [2, 0, 3, 1]) == samples
+        while node.status()["fills_in_flight"]:
+            pass
+        node.standin.reset()
+        assert read_all(session, dataset, [1, 3, 0, 2]) == samples
+        assert node.standin.counters()["requests"] == 0
+        assert session.open_dataset(TARS).shards[0].sample_count == 40
+    wait_until_gone(node)
+    assert node.stop(process) == 0
+    assert not Path(node.socket).exists()
+
+    node.standin.reset()
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        dataset = session.open_dataset(TARS)
+        assert read_all(session, dataset, range(4)) == samples
+    assert node.standin.counters()["requests_by_kind"] == {"head": 4}
+    assert node.stop(process) == 0
+
+
+def test_loose_objects_are_read_once_each_and_then_never_again(node) -> None:
+    objects = node.put_loose(300)
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        dataset = session.open_dataset(LOOSE)
+        assert dataset.kind == "loose"
+        assert sum(shard.sample_count for shard in dataset.shards) == 300
+        for _ in range(2):
+            found = read_all(session, dataset, range(len(dataset.shards)))
+            assert {key: fields["jpg"] for key, fields in found.items()} == objects
+            while node.status()["fills_in_flight"]:
+                pass
+    assert node.standin.counters()["requests_by_kind"]["get"] == 300
+    assert node.stop(process) == 0
+
+
+def test_a_killed_daemon_leaves_a_cache_that_the_next_one_serves(node) -> None:
+    samples = node.put_tars(4, 40)
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        read_all(session, session.open_dataset(TARS), range(4))
+        while node.status()["fills_in_flight"]:
+            pass
+        node.stop(process, signal.SIGKILL)
+        select.select([session], [], [], 10)
+        with pytest.raises(DaemonUnavailableError):
+            session.receive()
+    node.standin.reset()
+
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        assert read_all(session, session.open_dataset(TARS), range(4)) == samples
+    assert "get" not in node.standin.counters()["requests_by_kind"]
+    assert node.stop(process) == 0
+
+
+def test_a_killed_client_frees_all_that_it_held(node) -> None:
+    node.put_tars(4, 40)
+    process = node.start()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            session = Session.connect(node.socket)
+            session.extend_plan(session.open_dataset(TARS), range(4))
+            select.select([session], [], [], 30)
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    wait_until_gone(node)
+    assert node.stop(process) == 0
+
+
+def test_a_forked_child_does_not_keep_the_session(node) -> None:
+    node.put_tars(4, 40)
+    process = node.start()
+    session = Session.connect(node.socket)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reading, 1)
+        os._exit(0)
+    session.close()
+    wait_until_gone(node)
+    os.write(writing, b"x")
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(reading)
+    os.close(writing)
+    assert node.stop(process) == 0
+
+
+def test_metrics_and_health_are_served(node) -> None:
+    process = node.start()
+
+    assert '"ok"' in node.get("/healthz")
+    text = node.get("/metrics")
+    assert "# TYPE gpufeed_origin_requests_total counter" in text
+    assert "# TYPE gpufeed_sessions gauge" in text
+    with pytest.raises(urllib.error.HTTPError):
+        node.get("/nothing")
+    assert node.stop(process) == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (DatasetRequest(urls=(f"oss://{BUCKET}/none.tar",)), NotFoundError, "does not exist"),
+        (DatasetRequest(urls=(f"oss://{BUCKET}/empty/",)), NotFoundError, "nothing under"),
+        (DatasetRequest(urls=("oss://no-bucket-here/x/",)), NotFoundError, "bucket"),
+        (DatasetRequest(urls=("file:///etc/passwd",)), AccessDeniedError, "may not read"),
+        (DatasetRequest(urls=(f"oss://{BUCKET}/x{{5..}}.tar",)), UsageError, "pattern|brace|{5"),
+        (
+            DatasetRequest(urls=TARS.urls, storage_options={"key": "test-key", "secret": "bad"}),
+            AccessDeniedError, "secret",
+        ),
+        (DatasetRequest(urls=TARS.urls, storage_options={"keys": "x"}), UsageError, "keys"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_request_that_cannot_be_served_is_one_clear_error(node, request_, error, words) -> None:
+    node.put_tars(4, 2)
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        with pytest.raises(error, match=words):
+            session.open_dataset(request_)
+        assert session.open_dataset(TARS).shards
+    assert node.stop(process) == 0
+
+
+def test_a_capacity_below_one_shard_is_refused_with_both_numbers(node) -> None:
+    node.put_tars(4, 40)
+    process = node.start(GPUFEED_STORE_CAPACITY_BYTES="512KiB")
+    with (
+        Session.connect(node.socket) as session,
+        pytest.raises(CapacityError, match=r"512 KiB.*KiB"),
+    ):
+        session.open_dataset(TARS)
+    assert node.stop(process) == 0
+
+
+def test_a_sample_longer_than_the_window_is_refused_with_both_numbers(node) -> None:
+    from node import tar_of
+
+    big = {"k": {"jpg": b"x" * 6_000_000}}
+    (node.bucket / "train-000.tar").write_bytes(tar_of(big))
+    process = node.start()
+    with Session.connect(node.socket, window_bytes=1 << 20) as session:
+        dataset = session.open_dataset(DatasetRequest(urls=(f"oss://{BUCKET}/train-000.tar",)))
+        with pytest.raises(CapacityError, match="window of 1 MiB"):
+            read_all(session, dataset, [0])
+    wait_until_gone(node)
+    assert node.stop(process) == 0
+
+
+@pytest.mark.parametrize("cut_at", [100_000, 700])
+def test_a_corrupt_tar_is_an_error_that_names_the_shard(node, cut_at: int) -> None:
+    node.put_tars(4, 40)
+    path = node.bucket / "train-001.tar"
+    path.write_bytes(path.read_bytes()[:cut_at])
+    process = node.start()
+    with (
+        Session.connect(node.socket) as session,
+        pytest.raises(CorruptSampleError, match=r"train-001\.tar"),
+    ):
+        read_all(session, session.open_dataset(TARS), range(4))
+    wait_until_gone(node)
+    assert node.stop(process) == 0
+
+
+def test_wrong_bytes_from_the_origin_raise_and_are_not_kept(node) -> None:
+    samples = node.put_tars(4, 40)
+    node.standin.set_scenario({"faults": [{"match": "*/train-001.tar", "flip_byte_at": 30_000}]})
+    process = node.start()
+    with (
+        Session.connect(node.socket) as session,
+        pytest.raises(IntegrityError, match=r"train-001\.tar"),
+    ):
+        read_all(session, session.open_dataset(TARS), range(4))
+    node.standin.set_scenario({})
+    with Session.connect(node.socket) as session:
+        assert read_all(session, session.open_dataset(TARS), range(4)) == samples
+    assert node.stop(process) == 0
+
+
+def test_an_object_overwritten_under_a_plan_is_an_error_with_both_versions(node) -> None:
+    node.put_tars(4, 40)
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        dataset = session.open_dataset(TARS)
+        (node.bucket / "train-002.tar").write_bytes(b"\0" * 10240)
+        with pytest.raises(GpufeedError, match="overwritten"):
+            read_all(session, dataset, [2])
+    assert node.stop(process) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "extra", "words"),
+    [
+        (("--capacity", "much"), {}, "must be a size"),
+        (("--config", "/nonexistent.toml"), {}, "/nonexistent.toml"),
+        ((), {"GPUFEED_ORIGIN_ENDPIONT": "x"}, "did you mean"),
+        (("--cache-path", "/proc/nowhere"), {}, "/proc/nowhere"),
+        (("--arena", "1KiB"), {}, "arena"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_start_is_one_line_and_leaves_nothing(node, flags, extra, words) -> None:
+    process, _ = node.popen(*flags, **extra)
+    _, errors = process.communicate(timeout=30)
+
+    assert process.returncode != 0
+    assert words in errors.decode()
+    assert errors.decode().count("\n") == 1, errors.decode()
+    assert not Path(node.socket).exists()
+
+
+def test_what_is_taken_is_said_to_be_taken(node) -> None:
+    first = node.start()
+    port = str(node.ready["http_port"])
+    for flags, words in (
+        ((), "another gpufeed daemon listens"),
+        (("--socket", node.socket + "2"), "another gpufeed daemon uses the cache directory"),
+        (
+            ("--socket", node.socket + "2", "--memory-only", "--http-port", port),
+            "cannot listen on http",
+        ),
+    ):
+        extra = {}
+        process, _ = node.popen(*flags, **extra)
+        _, errors = process.communicate(timeout=30)
+        lines = [line for line in errors.decode().splitlines() if line]
+        assert process.returncode != 0
+        assert words in lines[-1], errors.decode()
+    assert not Path(node.socket + "2").exists()
+    assert node.stop(first) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_under_load_leaves_nothing(node, number: int) -> None:
+    node.put_tars(4, 40)
+    node.standin.set_scenario({"mb_per_s_per_connection": 1})
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        session.extend_plan(session.open_dataset(TARS), range(4))
+        while not node.status()["origin_in_flight"]:
+            pass
+        assert node.stop(process, number) == 0
+    assert not Path(node.socket).exists()
+    left = [p for p in (node.place / "cache" / "shards").rglob("*") if p.is_file()]
+    assert left == []
