@@ -229,8 +229,8 @@ def _batches(loader: Iterator[Any]) -> Iterator[Batch]:
     for batch in loader:
         yield Batch(
             batch["image"],
-            batch["index"].numpy().astype(np.uint64),
-            batch["checksum"].numpy().view(np.uint64).copy(),
+            np.array(batch["index"], np.int64).view(np.uint64),
+            np.array(batch["checksum"], np.int64).view(np.uint64),
         )
         del batch
 

@@ -77,13 +77,13 @@ def start_run(work_dir, *flags):
 @pytest.mark.parametrize("line", ["making demo data", "ceiling 1 ...", "ceiling, warm:"])
 def test_a_signal_ends_a_run_and_everything_it_started(tmp_path, processes, line, number):
     work_dir = tmp_path / "work"
-    bench = start_run(work_dir)
-    said = ""
-    while line not in said:
-        said = bench.stderr.readline()
-        assert said, "the run ended by itself"
-    bench.send_signal(number)
-    _, rest = bench.communicate(timeout=60)
+    with start_run(work_dir) as bench:
+        said = ""
+        while said is not None and line not in said:
+            said = bench.stderr.readline() or None
+        bench.send_signal(number)
+        _, rest = bench.communicate(timeout=60)
+    assert said, "the run ended by itself"
     assert bench.returncode == 128 + number
     assert signal.Signals(number).name in rest
     assert "Traceback" not in rest
