@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpufeed.cachefs.errors import GpufeedError, IntegrityError
+from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError
 from gpufeed.cachefs.fill import Fill, FillTools, Indexer
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.placement import extent_length, works_of_extent
@@ -307,6 +307,11 @@ class ShardReader:
                     raise
                 pool.forget(self._digest)
                 slot = None
+            except StorageError:
+                # The machine is short of something for now; the shard itself is not to blame.
+                slot = await self._cache.load(self._source, extent, near, from_store=False)
+                if slot is not None:
+                    return slot, "origin"
             if slot is not None:
                 return slot, "nvme"
             self._detach()

@@ -55,6 +55,8 @@ class Windows:
     def grant(self, window_bytes: int) -> int:
         """Extents granted for a wish of `window_bytes` (0: the default); maybe fewer than wished.
 
+        No session gets more than half of what is left, so that the first does not starve the rest.
+
         Raises:
             CapacityError: not even `WINDOW_EXTENTS_MIN` are left.
         """
@@ -66,7 +68,7 @@ class Windows:
                 f"taken, and one needs at least "
                 f"{format_bytes(WINDOW_EXTENTS_MIN * self._extent_bytes)}: raise arena.size"
             )
-        granted = max(WINDOW_EXTENTS_MIN, min(wish, left))
+        granted = max(WINDOW_EXTENTS_MIN, min(wish, left // 2))
         self._granted += granted
         return granted
 

@@ -105,7 +105,7 @@ def test_loaders_of_one_user_share_one_daemon_and_one_fetch(home, node) -> None:
 
     trainers = [run(home, node, "--hold") for _ in range(3)]
     for trainer in trainers:
-        trainer.stdout.readline()
+        assert trainer.stdout.readline(), trainer.communicate()[1]
     running = daemons(home)
     for trainer in trainers:
         trainer.stdin.write("\n\n")
