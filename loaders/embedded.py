@@ -138,13 +138,14 @@ def _start(path: str, *, private: bool) -> None:
             )
         os.close(writing)
         writing = -1
-        # It detaches itself: what we started ends at once, and the daemon is nobody's child.
-        starter.wait(START_TIMEOUT_S)
-        answer = _read_line(reading)
-    except subprocess.TimeoutExpired:
-        starter.kill()
-        starter.wait()
-        answer = b""
+        try:
+            # It detaches itself: what we started ends at once, and the daemon is nobody's child.
+            starter.wait(START_TIMEOUT_S)
+            answer = _read_line(reading)
+        except subprocess.TimeoutExpired:
+            starter.kill()
+            starter.wait()
+            answer = b""
     finally:
         os.close(reading)
         if writing >= 0:
