@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from gpufeed.bench import keeper
+from gpufeed.bench.interrupts import deferred, to_the_end
 from gpufeed.cachefs import errors
 from gpufeed.cachefs.errors import GpufeedError, WorkerError
 
@@ -36,7 +36,6 @@ Message = dict[str, Any]
 _END_S = keeper.GRACE_S + 5.0
 _LINE_BYTES_MAX = 64 * 1024 * 1024
 _LOG_TAIL_BYTES = 2000
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Child:
@@ -155,22 +154,18 @@ class Family:
         """
         log_path = self._log_dir / f"{name}.log"
         argv = [sys.executable, "-S", "-E", keeper.__file__, *command]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            with log_path.open("ab") as log:
-                process = subprocess.Popen(  # noqa: S603 our own command lines
-                    argv,
-                    stdin=subprocess.PIPE,
-                    stdout=log if service else subprocess.PIPE,
-                    stderr=log,
-                    env={**self._environment, **(environment or {})},
-                    pass_fds=pass_fds,
-                    start_new_session=True,
-                )
+        with deferred(), log_path.open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 our own command lines
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=log if service else subprocess.PIPE,
+                stderr=log,
+                env={**self._environment, **(environment or {})},
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
             child = Child(name, process, log_path)
             self._children.append(child)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return child
 
     def start_module(self, name: str, module: str, *arguments: str) -> Child:
@@ -185,6 +180,9 @@ class Family:
 
     def close(self) -> None:
         """End all children, the youngest first. Idempotent."""
+        to_the_end(self._end_all)
+
+    def _end_all(self) -> None:
         while self._children:
             self.end(self._children[-1])
 

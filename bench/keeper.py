@@ -80,8 +80,6 @@ def _wait(child_fd: int, wake_fd: int) -> bool:
 def main(argv: list[str]) -> int:
     """Run `argv` and keep it; see the top of the file."""
     _become_subreaper()
-    # The bench blocks signals while it starts us; the command must not inherit that.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)

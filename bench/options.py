@@ -67,7 +67,11 @@ def add_run_flags(parser: argparse.ArgumentParser, *, work_dir: Path) -> None:
         default=work_dir,
         help="where demo data is kept between runs (default %(default)s)",
     )
-    add("--keep", action="store_true", help="keep this run's logs and caches in the work dir")
+    add(
+        "--keep",
+        action="store_true",
+        help="keep this run's logs and caches in the work dir until the next run",
+    )
 
 
 def run_options(arguments: argparse.Namespace) -> RunOptions:

@@ -42,7 +42,7 @@ CALIBRATION_STEPS = 32
 ARENA_BYTES = 512 * MIB
 # Tars are 3 % larger than their images; the rest is room for whole extents and metadata.
 _CACHE_BYTES_PER_DATA_BYTE = 1.5
-_DATA_BYTES_PER_SAMPLE = 2 * 115_000
+_IMAGE_BYTES = 115_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +150,13 @@ def prepare_data(
     """Load the demo data, or make it with one process a CPU (at most one a worker)."""
     spec = options.data
     final = place.work_dir / spec.directory_name
+    what = f"a run over {spec.sample_count} images"
+    cache_bytes = int(spec.sample_count * _IMAGE_BYTES * _CACHE_BYTES_PER_DATA_BYTE)
     if final.is_dir():
+        require_free(place.work_dir, cache_bytes, what)
         return demodata.load(final)
-    needed = int(spec.sample_count * _DATA_BYTES_PER_SAMPLE * (1 + _CACHE_BYTES_PER_DATA_BYTE / 2))
-    require_free(place.work_dir, needed, f"a run over {spec.sample_count} images")
+    # Each image is in a tar and a loose object.
+    require_free(place.work_dir, 2 * spec.sample_count * _IMAGE_BYTES + cache_bytes, what)
     partial = final.with_name(final.name + PARTIAL_SUFFIX)
     demodata.make_directories(partial / "objects")
     parts = max(1, min(len(os.sched_getaffinity(0)), spec.shard_count, 16))

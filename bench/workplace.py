@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpufeed.bench.interrupts import to_the_end
 from gpufeed.cachefs.errors import OperatorError, StorageError
 from gpufeed.cachefs.units import format_bytes
 
@@ -49,18 +51,14 @@ def workplace(work_dir: Path, *, keep: bool) -> Iterator[Workplace]:
     except OSError as error:
         raise StorageError(f"{work_dir}: {error.strerror}; choose another --work-dir") from error
     made: list[Path] = []
-    held = False
     try:
         _take(lock, work_dir)
-        held = True
         _sweep(work_dir)
-        yield _make(work_dir, made)
+        try:
+            yield _make(work_dir, made)
+        finally:
+            to_the_end(lambda: _remove(made, work_dir, keep=keep))
     finally:
-        for path in made:
-            if not (keep and path.parent == work_dir):
-                shutil.rmtree(path, ignore_errors=True)
-        if held:
-            _sweep(work_dir, (PARTIAL_SUFFIX,))
         os.close(lock)
 
 
@@ -74,13 +72,24 @@ def _take(lock: int, work_dir: Path) -> None:
 
 
 def _make(work_dir: Path, made: list[Path]) -> Workplace:
-    run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=work_dir))
+    """Make the run's directories; each is on the list before it exists."""
+    token = secrets.token_hex(4)
+    run_dir = work_dir / f"{RUN_PREFIX}{token}"
     made.append(run_dir)
+    run_dir.mkdir(mode=0o700)
     socket_dir = run_dir
     if len(os.fsencode(run_dir.resolve())) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES_MAX:
-        socket_dir = Path(tempfile.mkdtemp(prefix="cachebench-"))
+        socket_dir = Path(tempfile.gettempdir()) / f"cachebench-{token}"
         made.append(socket_dir)
+        socket_dir.mkdir(mode=0o700)
     return Workplace(work_dir, run_dir, socket_dir)
+
+
+def _remove(made: list[Path], work_dir: Path, *, keep: bool) -> None:
+    for path in made:
+        if not (keep and path.parent == work_dir):
+            shutil.rmtree(path, ignore_errors=True)
+    _sweep(work_dir, (PARTIAL_SUFFIX,))
 
 
 def _sweep(work_dir: Path, marks: tuple[str, ...] = (RUN_PREFIX, PARTIAL_SUFFIX)) -> None:
