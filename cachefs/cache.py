@@ -80,20 +80,19 @@ class ShardCache:
         """A reader of this shard; close it."""
         return ShardReader(self, source)
 
-    def prefetch(self, source: ShardSource) -> bool:
-        """Begin to fill a shard into the store. False: it is there, under way, or has no room."""
+    def prefetch(self, source: ShardSource) -> asyncio.Task[None] | None:
+        """Begin to fill a shard into the store. None: it is there, under way, or has no room."""
         digest = source.spec.digest
         if self._joinable(digest) is not None or self.tools.store.lookup(digest) is not None:
-            return False
+            return None
         reservation = self.tools.store.reserve(source.spec, wanted=self._wanted)
         if reservation is None:
-            return False
+            return None
         self.tools.metrics.add("misses_total")
-        self._start(source, Fill(
+        return self._start(source, Fill(
             source.spec, self.tools, options=source.options,
             indexer=source.make_indexer(source.spec), reservation=reservation,
         ))  # fmt: skip
-        return True
 
     @property
     def fills_count(self) -> int:
@@ -145,7 +144,7 @@ class ShardCache:
         if not fill.readers and not fill.is_cached and fill in self._tasks:
             self._tasks[fill].cancel()
 
-    def _start(self, source: ShardSource, fill: Fill) -> None:
+    def _start(self, source: ShardSource, fill: Fill) -> asyncio.Task[None]:
         digest = source.spec.digest
         # Leftovers in the arena may be of an incarnation that was found wrong.
         self.tools.pool.forget(digest)
@@ -159,6 +158,7 @@ class ShardCache:
                 del self._fills[digest]
 
         task.add_done_callback(done)
+        return task
 
     async def settled(self, fill: Fill) -> None:
         """Wait until a fill has committed or given up."""
@@ -358,9 +358,9 @@ class ShardReader:
         return self._index
 
     @property
-    def is_indexed(self) -> bool:
-        """Whether the shard's samples are, or will be, known."""
-        return self._fill is not None or self._index is not None
+    def is_stored(self) -> bool:
+        """Whether it reads from the store, not from a fill."""
+        return self._fill is None
 
     async def finish(self) -> None:
         """Wait until the shard as a whole was found right.

@@ -2,14 +2,17 @@
 
 It stays within the session's window: a credit is taken before an extent is sought and comes back
 with the client's release. Ahead of the cursor it lets the cache fill the next shards of the plan
-into the store, so that demand finds them there.
+into the store, so that demand finds them there; but only while the session itself is not waiting
+for the origin, and only `PREFETCH_FILLS_MAX` at a time: a burst of downloads would take the CPU
+from the decoders, and the bandwidth from demand.
 
 Invariants:
     - sequence numbers only grow; each published extent is held until released or the session ends;
     - a sample is announced after the last extent that holds a byte of it;
     - a sample that cannot fit the window is an error with both numbers, never a silent wait.
 
-One task a session, on the daemon's loop. `send` never blocks; `drained` waits for the socket.
+Two tasks a session (`run` and `prefetch`), on the daemon's loop. `send` never blocks; `drained`
+waits for the socket.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ from gpufeed.cachefs.wire import ExtentEvent, Kind, SamplesEvent
 # Extents of one shard sought at once: a disk wants a queue.
 READ_AHEAD_EXTENTS = 4
 # How far ahead of the cursor shards are filled: whichever comes first.
-PREFETCH_SHARDS_MAX = 8
-PREFETCH_BYTES_MAX = 256 * MIB
+PREFETCH_SHARDS_MAX = 64
+PREFETCH_BYTES_MAX = 1024 * MIB
+PREFETCH_FILLS_MAX = 3
 PLAN_POSITIONS_MAX = 1 << 24
 
 
@@ -72,6 +76,10 @@ class Publisher:
         self._credit_came = asyncio.Event()
         self._plan: collections.deque[tuple[int, ShardSource]] = collections.deque()
         self._plan_grew = asyncio.Event()
+        # Set while everything that demand wants is sought: prefetch may go on.
+        self._calm = False
+        self._prefetch_turn = asyncio.Event()
+        self._prefetching: set[asyncio.Task[None]] = set()
         self._held: dict[int, tuple[int, str]] = {}
         self._seq = 0
 
@@ -88,6 +96,7 @@ class Publisher:
         self._book.extend(self._session, (source.spec.digest for source in sources))
         self._plan.extend(enumerate(sources, first_position))
         self._plan_grew.set()
+        self._prefetch_turn.set()
 
     def release(self, seqs: Sequence[int]) -> None:
         """The client gives extents back.
@@ -127,24 +136,46 @@ class Publisher:
             self._plan.popleft()
             self._book.advance(self._session)
 
-    def _prefetch(self) -> None:
+    async def prefetch(self) -> None:
+        """Fill the next shards of the plan while demand is content, until cancelled."""
+        while True:
+            self._prefetch_turn.clear()
+            if self._calm:
+                self._prefetch_more()
+            await self._prefetch_turn.wait()
+
+    def _prefetch_more(self) -> None:
         ahead_bytes = 0
         for i in range(1, min(len(self._plan), PREFETCH_SHARDS_MAX + 1)):
             source = self._plan[i][1]
             ahead_bytes += source.spec.size_bytes
-            if ahead_bytes > PREFETCH_BYTES_MAX:
+            if ahead_bytes > PREFETCH_BYTES_MAX or len(self._prefetching) >= PREFETCH_FILLS_MAX:
                 return
-            self._cache.prefetch(source)
+            task = self._cache.prefetch(source)
+            if task is not None:
+                self._prefetching.add(task)
+                task.add_done_callback(self._prefetched)
+
+    def _prefetched(self, task: asyncio.Task[None]) -> None:
+        self._prefetching.discard(task)
+        self._prefetch_turn.set()
+
+    def _set_calm(self, calm: bool) -> None:
+        self._calm = calm
+        if calm:
+            self._prefetch_turn.set()
 
     async def _publish(self, position: int, source: ShardSource) -> None:
         reader = self._cache.open(source)
         seeker = _Seeker(reader)
         shard = _Progress(position)
         try:
-            self._prefetch()
+            self._set_calm(reader.is_stored)
             for extent in range(reader.extent_count):
                 while seeker.wants_more(extent) and self._take_credit():
                     seeker.seek_next()
+                if seeker.has_sought_all:
+                    self._set_calm(True)
                 while not seeker.has_pending:
                     self._check_window(shard, extent, source)
                     await self._wait_credit()
@@ -206,6 +237,7 @@ class Publisher:
 
     async def _wait_credit(self) -> None:
         while self._credits <= 0:
+            self._set_calm(True)
             self._credit_came.clear()
             await self._credit_came.wait()
 
@@ -245,6 +277,10 @@ class _Seeker:
     @property
     def has_pending(self) -> bool:
         return bool(self._tasks)
+
+    @property
+    def has_sought_all(self) -> bool:
+        return self._next == self._reader.extent_count
 
     def wants_more(self, extent: int) -> bool:
         """While `extent` is the next to be taken."""

@@ -37,6 +37,8 @@ _LOG = logging.getLogger("gpufeed.session")
 OUTBOX_MESSAGES_MAX = 256
 MESSAGES_PER_WAKE_MAX = 64
 REQUESTS_IN_FLIGHT_MAX = 8
+# The publisher's two tasks live as long as the session.
+_LASTING_TASKS = 2
 DATASETS_PER_SESSION_MAX = 256
 WINDOW_EXTENTS_MIN = 4
 WINDOW_DEFAULT_RATIO = 0.25
@@ -144,6 +146,7 @@ class ServerSession:
             window_extents=self._window, clock=server.clock,
         )  # fmt: skip
         self._spawn(self._publisher.run())
+        self._spawn(self._publisher.prefetch())
         arena = server.cache.tools.pool.arena
         welcome = {
             "arena_bytes": arena.size_bytes,
@@ -165,7 +168,7 @@ class ServerSession:
     # --- requests -----------------------------------------------------------------------------
 
     def _request(self, kind: Kind, value: dict[str, Any]) -> None:
-        if len(self._tasks) > REQUESTS_IN_FLIGHT_MAX:
+        if len(self._tasks) >= REQUESTS_IN_FLIGHT_MAX + _LASTING_TASKS:
             raise ProtocolError(f"more than {REQUESTS_IN_FLIGHT_MAX} requests at once")
         answer = self._open if kind is Kind.OPEN else self._index
         self._spawn(self._answer(answer, value))
