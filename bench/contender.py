@@ -26,7 +26,7 @@ from typing import Any
 
 from gpufeed.bench import accelerator, contenders, demodata
 from gpufeed.bench.contenders import Contender, ContenderSpec
-from gpufeed.bench.measure import Epoch, run_epoch, tree_cpu_s, verify
+from gpufeed.bench.measure import Epoch, busy_cpu_s, run_epoch, tree_cpu_s, verify
 from gpufeed.bench.origincounters import OriginCounters, read_counters
 from gpufeed.cachefs.errors import GpufeedError
 
@@ -104,12 +104,14 @@ def run_phase(
     device = accelerator.make(spec.compute, spec.step_s, spec.batch_size)
     roots = [os.getpid(), *([spec.daemon_pid] if spec.daemon_pid else [])]
     origin_before, cpu_before = read_counters(spec.origin), tree_cpu_s(*roots)
+    others_before = _others_cpu_s(spec)
     epoch = run_epoch(
         contender.epoch,
         device,
         on_step=lambda state: out.step(phase, spec.sample_count, state),
         steps_max=spec.steps_max,
     )
+    others_s = _others_cpu_s(spec) - others_before
     cpu_s = tree_cpu_s(*roots) - cpu_before
     origin = read_counters(spec.origin) - origin_before
     if spec.steps_max is None:
@@ -120,7 +122,15 @@ def run_phase(
             f"{spec.name}, {phase} epoch",
         )
     row = make_row(spec, phase, epoch, cpu_s=cpu_s, origin=origin)
+    if spec.bench_pid:
+        capacity_s = max(epoch.wall_s, 1e-9) * (os.cpu_count() or 1)
+        row["others_cpu_pct"] = round(100 * max(others_s, 0.0) / capacity_s, 1)
     out.send({"type": "row", "row": row})
+
+
+def _others_cpu_s(spec: ContenderSpec) -> float:
+    """CPU seconds of everything on this machine that is not part of the run."""
+    return busy_cpu_s() - tree_cpu_s(spec.bench_pid) if spec.bench_pid else 0.0
 
 
 def run(spec: ContenderSpec, out: Reporter) -> None:

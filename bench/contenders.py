@@ -52,6 +52,8 @@ class ContenderSpec:
         origin: endpoint, key, secret and region, named as ossfs names them.
         daemon_socket: socket of the running daemon, for gpufeed's contenders.
         daemon_pid: counted in their CPU time.
+        bench_pid: the process above all of the run's processes; what the machine does besides
+            them is reported as somebody else's.
     """
 
     name: str
@@ -67,6 +69,7 @@ class ContenderSpec:
     origin: Mapping[str, str] = field(default_factory=dict)
     daemon_socket: str = ""
     daemon_pid: int = 0
+    bench_pid: int = 0
 
 
 class Contender(Protocol):

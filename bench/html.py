@@ -312,8 +312,18 @@ def _method_of_run(result: report.Result) -> list[tuple[str, str]]:
             if result.get("repeats", 1) > 1
             else "one run of each: differences of a point or two are noise",
         ),
+        ("Other programs", _others(result["rows"])),
         ("Contenders", "; ".join(f"{name}: {known[name]}" for name in ran if name in known)),
     ]
+
+
+def _others(rows: Sequence[Row]) -> str:
+    shares = [row["others_cpu_pct"] for row in rows if "others_cpu_pct" in row]
+    if not shares:
+        return "not measured"
+    text = f"used at most {max(shares):.0f} % of the CPUs during an epoch"
+    disturbed = report.disturbed(rows)
+    return text + (f"; do not trust {', '.join(disturbed)}" if disturbed else "")
 
 
 def _accelerator(result: report.Result) -> str:

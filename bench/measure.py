@@ -214,3 +214,11 @@ def _read_stat(pid: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return int(fields[1]), sum(int(value) for value in fields[11:15])
+
+
+def busy_cpu_s() -> float:
+    """CPU seconds that all CPUs together were not idle, taken by the hypervisor included."""
+    with open("/proc/stat", "rb") as file:
+        fields = [int(value) for value in file.readline().split()[1:9]]
+    user, nice, system, _, _, irq, softirq, steal = fields
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S

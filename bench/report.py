@@ -33,9 +33,11 @@ Result = dict[str, Any]
 # Medians are taken of these; the rest of a row comes from the repetition with the median au_pct.
 MEASURED = (
     "au_pct", "samples_per_s", "stall_s", "first_batch_s", "open_s", "epoch_s", "wait_p50_ms",
-    "wait_p95_ms", "wait_p99_ms", "step_late_ms", "cpu_s_per_1k", "origin_requests",
-    "origin_bytes",
+    "wait_p95_ms", "wait_p99_ms", "step_late_ms", "cpu_s_per_1k", "others_cpu_pct",
+    "origin_requests", "origin_bytes",
 )  # fmt: skip
+# Above this share of all CPUs used by other programs a row is called disturbed.
+OTHERS_CPU_PCT_MAX = 10.0
 BEFORE = ("loose-http", "loose-ossfs")
 REQUIRED = ("origin", "workers", "step_ms", "rows")
 _REQUIRED_IN_ROW = (
@@ -173,6 +175,15 @@ def before_and_after(rows: Sequence[Row]) -> tuple[Row, Row] | None:
     before = next((row for name in BEFORE if (row := find(rows, name, "cold"))), None)
     after = find(rows, "gpufeed", "warm") or find(rows, "gpufeed-loose", "warm")
     return (before, after) if before and after else None
+
+
+def disturbed(rows: Sequence[Row]) -> list[str]:
+    """Contenders during whose epochs somebody else used much of the machine, with how much."""
+    return [
+        f"{row['name']} {row['phase']} ({row['others_cpu_pct']:.0f} %)"
+        for row in rows
+        if row.get("others_cpu_pct", 0) > OTHERS_CPU_PCT_MAX
+    ]
 
 
 def verdict(rows: Sequence[Row]) -> str:

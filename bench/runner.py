@@ -276,6 +276,7 @@ class _Bench:
             compute=options.compute,
             seed=options.data.seed,
             origin=dict(self._origin),
+            bench_pid=os.getpid(),
         )
 
     def _sample_count(self, name: str) -> int:

@@ -83,6 +83,8 @@ def closing_lines(result: report.Result) -> list[str]:
     if result.get("targets"):
         lines.append(f"{kept} of {len(result['targets'])} targets met on this machine")
     lines += [f"  missed: {target['target']} ({target['got']})" for target in missed]
+    if rows := report.disturbed(result["rows"]):
+        lines.append(f"other programs were using the CPUs: do not trust {', '.join(rows)}")
     lines += ["", str(result.get("verdict") or report.verdict(result["rows"]))]
     if sentence := report.cost_sentence(result.get("cost")):
         lines.append(sentence)

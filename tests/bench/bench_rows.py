@@ -26,6 +26,7 @@ def row(name, phase, *, au_pct=50.0, samples=640, requests=0, **fields):
         "wait_p99_ms": 3.0,
         "step_late_ms": 0.1,
         "cpu_s_per_1k": 2.5,
+        "others_cpu_pct": 1.0,
         "origin_requests": requests,
         "origin_bytes": requests * 110_000,
         "exactly_once": True,

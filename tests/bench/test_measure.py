@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from gpufeed.bench.measure import Batch, Epoch, quantile, run_epoch, tree_cpu_s, verify
+from gpufeed.bench.measure import Batch, Epoch, busy_cpu_s, quantile, run_epoch, tree_cpu_s, verify
 from gpufeed.cachefs.errors import IntegrityError
 
 
@@ -149,3 +149,11 @@ def test_cpu_time_of_a_process_that_is_gone_is_nothing():
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     assert tree_cpu_s(done.pid) == 0.0
+
+
+def test_the_whole_machine_is_at_least_as_busy_as_we_are():
+    machine, own = busy_cpu_s(), tree_cpu_s(os.getpid())
+    subprocess.run([sys.executable, "-c", "sum(range(30_000_000))"], check=True)
+    used = tree_cpu_s(os.getpid()) - own
+    # Both clocks tick in steps of 10 ms, and not at the same moment.
+    assert busy_cpu_s() - machine >= used - 0.1

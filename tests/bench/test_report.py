@@ -113,6 +113,13 @@ def test_without_a_pair_there_is_no_verdict_and_no_cost():
     assert report.cost_sentence(None) == ""
 
 
+def test_rows_measured_beside_a_busy_program_are_named(result):
+    assert report.disturbed(result["rows"]) == []
+    result["rows"][3]["others_cpu_pct"] = 42.0
+    assert report.disturbed(result["rows"]) == ["ceiling warm (42 %)"]
+    assert any("do not trust ceiling warm" in line for line in closing_lines(result))
+
+
 def test_prices_out_of_range_are_refused():
     with pytest.raises(UsageError):
         Price(-1.0, 1)
