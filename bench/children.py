@@ -153,7 +153,8 @@ class Family:
         A `service` has nothing to say on standard output: that goes to its log too.
         """
         log_path = self._log_dir / f"{name}.log"
-        argv = [sys.executable, "-S", "-E", keeper.__file__, *command]
+        # Isolated: our folder must not be where the keeper finds modules, it has an html.py.
+        argv = [sys.executable, "-I", "-S", keeper.__file__, *command]
         with deferred(), log_path.open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 our own command lines
                 argv,

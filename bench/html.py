@@ -108,9 +108,14 @@ def _header(result: report.Result) -> str:
     lead = f'<p class="lead">{e(sentence)}</p>' if sentence else ""
     return (
         '<header><p class="kicker">cachebench report</p>'
-        f"<h1>{e(str(result.get('verdict') or report.verdict(rows)))}</h1>{lead}"
+        f"<h1>{_unbroken(str(result.get('verdict') or report.verdict(rows)))}</h1>{lead}"
         f'<dl class="figures">{boxes}</dl></header>'
     )
+
+
+def _unbroken(text: str) -> str:
+    """Escaped, with numbers and their percent signs kept on one line."""
+    return e(text).replace(" %", "&nbsp;%")
 
 
 _CHECKS = {

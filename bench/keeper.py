@@ -1,6 +1,6 @@
 """Keeps one command, and everything it starts, from outliving the bench.
 
-Run by path (``python -S keeper.py COMMAND...``), standard library only, so that it starts in
+Run by path (``python -I -S keeper.py COMMAND...``), standard library only, so that it starts in
 milliseconds. Its standard input is the **lifeline**: a pipe whose other end the bench holds. When
 the bench ends, however it ends, the kernel closes that end and the keeper reads end-of-file.
 

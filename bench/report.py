@@ -177,7 +177,7 @@ def before_and_after(rows: Sequence[Row]) -> tuple[Row, Row] | None:
     return (before, after) if before and after else None
 
 
-def disturbed(rows: Sequence[Row]) -> list[str]:
+def disturbed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Contenders during whose epochs somebody else used much of the machine, with how much."""
     return [
         f"{row['name']} {row['phase']} ({row['others_cpu_pct']:.0f} %)"
@@ -200,7 +200,11 @@ def verdict(rows: Sequence[Row]) -> str:
     )
     ceiling = find(rows, "ceiling", "warm")
     if ceiling:
-        text += f" Local files would allow {ceiling['au_pct']:.0f} %."
+        reach = f"{ceiling['au_pct']:.0f} %"
+        ahead = ceiling["au_pct"] > after["au_pct"]
+        text += (
+            f" Local files {'would allow' if ahead else 'through the usual loader give'} {reach}."
+        )
     return text
 
 

@@ -60,7 +60,7 @@ def test_a_browser_reads_the_page_as_it_was_written(tmp_path, page):
     for tag in ("svg", "table", "tr", "td", "th", "path", "rect", "text", "h1", "h2", "dt"):
         assert seen.counts.get(tag) == wanted.counts.get(tag), tag
     assert seen.counts["h1"] == 1
-    assert any("15 % of the time" in text for text in seen.text)
+    assert any("15\xa0% of the time" in text for text in seen.text)
 
 
 def test_the_page_fits_a_narrow_window_without_scrolling_sideways(tmp_path, page):

@@ -106,6 +106,13 @@ def test_a_loss_is_called_a_loss():
     assert "loses 0.10 an hour" in report.cost_sentence(report.cost(rows, Price(1.0, 1)))
 
 
+def test_the_verdict_says_how_far_local_files_would_go():
+    slower, faster = row("ceiling", "warm", au_pct=98.0), row("ceiling", "warm", au_pct=99.0)
+    others = [row("loose-http", "cold", au_pct=15.0), row("gpufeed", "warm", au_pct=98.5)]
+    assert "would allow 99 %" in report.verdict([*others, faster])
+    assert "give 98 %" in report.verdict([*others, slower])
+
+
 def test_without_a_pair_there_is_no_verdict_and_no_cost():
     rows = [row("ceiling", "warm")]
     assert report.verdict(rows).startswith("No verdict")
