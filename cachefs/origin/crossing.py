@@ -131,10 +131,14 @@ class Crossing(Generic[_Result]):
             self._here.call_soon_threadsafe(self._tell)
 
     def _begin(self) -> None:
-        task = self._there.create_task(self._make(self))
+        task = self._there.create_task(self._call())
         self._task = task
         self._tasks.add(task)
         task.add_done_callback(self._done)
+
+    async def _call(self) -> _Result:
+        # Within the task, so that what making the coroutine raises has its way back too.
+        return await self._make(self)
 
     def _stop(self) -> None:
         # Queued behind `_begin`, so there is a task by now.

@@ -91,7 +91,8 @@ def _split(text: str) -> tuple[str, str, int | None]:
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         port, host = parts.port, parts.hostname
-        if host and parts.scheme in ("", "http", "https") and not parts.path.strip("/"):
+        known = parts.scheme in ("", "http", "https") and not text.endswith(":")
+        if host and known and not parts.path.strip("/"):
             return parts.scheme, host, port
     except ValueError:
         pass  # a port out of range, a broken IPv6 address
