@@ -94,7 +94,7 @@ def _after(request: Request, *, second: bool) -> str:
 def _max_keys(given: str | None) -> int:
     if not given:
         return MAX_KEYS_DEFAULT
-    if not given.isdigit() or not 1 <= int(given) <= MAX_KEYS_LIMIT:
+    if not given.isdecimal() or not 1 <= int(given) <= MAX_KEYS_LIMIT:
         raise OssError(
             400, "InvalidArgument", f"max-keys must be 1 to {MAX_KEYS_LIMIT}.", "0017-00000204"
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -20,6 +21,7 @@ from gpufeed.cachefs.testing.standin.replies import OssError, no_such_bucket, no
 from gpufeed.cachefs.units import MIB
 
 _ODD = "\x01odd"
+_ODD_MARK = "="
 _TEMPORARY = "\x01tmp"
 _NAME_BYTES_MAX = 255
 KEY_BYTES_MAX = 1023
@@ -51,7 +53,8 @@ class Buckets:
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
-        self._known: dict[str, tuple[int, int, Stored]] = {}
+        # By path: inode, time and size, which tell a file from its successor; and the object.
+        self._known: dict[str, tuple[tuple[int, int, int], Stored]] = {}
         self._etags: dict[str, str] = {}
         self._versions: dict[str, int] = {}
 
@@ -84,7 +87,8 @@ class Buckets:
         if plain and parts[0] not in (_ODD, _TEMPORARY):
             return os.path.join(self.root, bucket, *parts)
         coded = quote(key, safe="")
-        pieces = [coded[i : i + 200] for i in range(0, len(coded), 200)]
+        # The mark keeps a piece from being "." or "..", which no quoting changes.
+        pieces = [_ODD_MARK + coded[i : i + 200] for i in range(0, len(coded), 200)]
         return os.path.join(self.root, bucket, _ODD, *pieces)
 
     def find(self, bucket: str, key: str) -> Stored:
@@ -99,18 +103,19 @@ class Buckets:
         except (FileNotFoundError, NotADirectoryError):
             self.require(bucket)
             raise no_such_key(key) from None
-        if not os.path.isfile(path):
+        if not stat.S_ISREG(found.st_mode):
             raise no_such_key(key)
         known = self._known.get(path)
-        if known is not None and known[:2] == (found.st_mtime_ns, found.st_size):
-            return known[2]
+        identity = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if known is not None and known[0] == identity:
+            return known[1]
         etag, crc = _checksums(path)
         version = self._versions.get(path, 0)
         if version:
             etag = f"{etag[:24]}{version:08X}"
         etag = self._etags.get(path, etag)
         stored = Stored(path, found.st_size, etag, crc, found.st_mtime)
-        self._known[path] = (found.st_mtime_ns, found.st_size, stored)
+        self._known[path] = (identity, stored)
         return stored
 
     def change_version(self, bucket: str, key: str) -> None:
@@ -124,18 +129,21 @@ class Buckets:
         """Store an object; `etag` if it is not the MD5."""
         folder = self.require(bucket)
         path = self.path(bucket, key)
+        temporary_folder = os.path.join(folder, _TEMPORARY)
+        os.makedirs(temporary_folder, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=temporary_folder)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            temporary_folder = os.path.join(folder, _TEMPORARY)
-            os.makedirs(temporary_folder, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=temporary_folder)
             with open(descriptor, "wb") as file:
                 file.write(data)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             os.rename(temporary, path)
-        except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            raise OssError(
-                409, "FileAlreadyExists", f"A key and a folder would share a name: {error}"
-            ) from None
+        except OSError as error:
+            os.unlink(temporary)
+            if isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError):
+                raise OssError(
+                    409, "FileAlreadyExists", f"A key and a folder would share a name: {error}"
+                ) from None
+            raise
         self._known.pop(path, None)
         self._etags.pop(path, None)
         if etag:
@@ -169,7 +177,7 @@ class Buckets:
             for name in files:
                 path = name if inside == "." else f"{inside}/{name}"
                 if odd:
-                    path = unquote(path.removeprefix(_ODD + "/").replace("/", ""))
+                    path = unquote(path.removeprefix(_ODD).replace("/" + _ODD_MARK, ""))
                 keys.append(path)
         return sorted(keys, key=str.encode)
 

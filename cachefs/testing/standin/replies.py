@@ -34,11 +34,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class FileBody:
-    """Bytes ``[offset, offset + size)`` of a file."""
+    """Bytes ``[offset, offset + size)`` of a file, as it was when the headers were made."""
 
     path: str
     offset_bytes: int
     size_bytes: int
+    file_bytes: int
+    modified_s: float
 
 
 @dataclass(slots=True)

@@ -21,7 +21,8 @@ A scenario is a mapping (from TOML, JSON or the control endpoint)::
     # stall_after_bytes = n    with stall_s = 5: sends nothing for so long, then goes on
     # flip_byte_at = n         one wrong byte of the body
     # ignore_range = true      the whole object with 200 where a range was asked for
-    # change_etag = true       the object is of another version from now on
+    # change_etag = true       the object is of another version from now on; once an object, but
+    #                          with every or probability each time that it strikes
     # expire_token = true      the security token counts as expired
 """
 
@@ -160,6 +161,7 @@ class Director:
         self.scenario = scenario
         self._random = random.Random(scenario.seed)  # noqa: S311 repeatable on purpose
         self._matches = [0] * len(scenario.faults)
+        self._changed: set[tuple[int, str]] = set()
 
     def first_byte_s(self) -> float:
         """How long the next answer is held back."""
@@ -176,13 +178,25 @@ class Director:
     def effects(self, method: str, name: str) -> Effects:
         """What happens to this request; counts it."""
         effects = Effects()
+        if not self.scenario.faults:
+            return effects
         for i, fault in enumerate(self.scenario.faults):
             if method not in fault.methods or not fnmatch.fnmatchcase(name, fault.match):
                 continue
             self._matches[i] += 1
             if self._applies(fault, self._matches[i]):
                 _merge(effects, fault)
+                if fault.change_etag and self._is_again(i, fault, name):
+                    effects.change_etag = False
         return effects
+
+    def _is_again(self, i: int, fault: Fault, name: str) -> bool:
+        """The object has its new version already, and this rule gives it only one."""
+        if fault.every is not None or fault.probability is not None:
+            return False
+        again = (i, name) in self._changed
+        self._changed.add((i, name))
+        return again
 
     def _applies(self, fault: Fault, count: int) -> bool:
         if fault.first is not None and count > fault.first:

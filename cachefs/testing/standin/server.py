@@ -14,6 +14,7 @@ import asyncio
 import collections
 import contextlib
 import email.utils
+import errno
 import os
 import socket
 import struct
@@ -27,81 +28,19 @@ from gpufeed.cachefs.errors import OperatorError
 from gpufeed.cachefs.testing.standin.config import StandinConfig
 from gpufeed.cachefs.testing.standin.replies import Reply
 from gpufeed.cachefs.testing.standin.scenario import Effects
+from gpufeed.cachefs.testing.standin.sending import Sending, TotalRate
 from gpufeed.cachefs.testing.standin.service import CONTROL_PREFIX, OssService
 from gpufeed.cachefs.units import KIB, MIB
 
 SO_MAX_PACING_RATE = 47
 _UNPACED = 0xFFFFFFFF
 RECEIVE_BYTES = 256 * KIB
-# Up to here a body is read and sent with its head in one call; above it, sendfile.
-INLINE_BODY_BYTES = 256 * KIB
+# A connection that has more requests waiting than this is closed: nobody pipelines so deep.
+PIPELINED_MAX = 64
 SENDFILE_STEP_BYTES = MIB
 REQUEST_BODY_BYTES_MAX = 512 * MIB
 BACKLOG = 1024
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
-
-
-class TotalRate:
-    """A token bucket over all connections, in bytes. Deals at most a tenth of a second ahead."""
-
-    def __init__(self) -> None:
-        self._tokens = 0.0
-        self._at_s = 0.0
-
-    def take(self, wanted_bytes: int, rate: int, now_s: float) -> tuple[int, float]:
-        """Returns how many bytes may go now, and if none, how long to wait."""
-        self._tokens = min(rate * 0.1, self._tokens + (now_s - self._at_s) * rate)
-        self._at_s = now_s
-        if self._tokens < 1:
-            return 0, max(0.001, 16 * KIB / rate)
-        granted = min(wanted_bytes, int(self._tokens))
-        self._tokens -= granted
-        return granted, 0.0
-
-
-class _Sending:
-    """What is still to be sent of one reply."""
-
-    def __init__(self, head: bytes, reply: Reply, effects: Effects, name: str) -> None:
-        self.head = memoryview(head)
-        self.name = name
-        self.effects = effects
-        self.sent_bytes = 0
-        self.total_bytes = 0 if reply.is_head else reply.size_bytes
-        self.body = memoryview(b"")
-        self.file = -1
-        self.offset = 0
-        self.stalled = False
-        if reply.is_head or not self.total_bytes:
-            return
-        if reply.file is None:
-            self.body = memoryview(reply.body)
-            return
-        self.file = os.open(reply.file.path, os.O_RDONLY | os.O_CLOEXEC)
-        self.offset = reply.file.offset_bytes
-        if effects.touches_body or self.total_bytes <= INLINE_BODY_BYTES:
-            data = bytearray(os.pread(self.file, self.total_bytes, self.offset))
-            self.close()
-            at = effects.flip_byte_at
-            if at is not None and at < len(data):
-                data[at] ^= 0xFF
-            self.body = memoryview(data)
-
-    def close(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
-
-    def limit(self) -> int | None:
-        """How many more bytes may go before a fault strikes; None: no fault ahead."""
-        marks = [
-            mark - self.sent_bytes
-            for mark in (self.effects.reset_after_bytes, self.effects.truncate_after_bytes)
-            if mark is not None
-        ]
-        if self.effects.stall_after_bytes is not None and not self.stalled:
-            marks.append(self.effects.stall_after_bytes - self.sent_bytes)
-        return max(0, min(marks)) if marks else None
 
 
 class _Connection:
@@ -114,7 +53,7 @@ class _Connection:
         self._loop = server.loop
         self._parser: Any = httptools.HttpRequestParser(self)
         self._queue: collections.deque[tuple[str, str, dict[str, str], bytes]] = collections.deque()
-        self._sending: _Sending | None = None
+        self._sending: Sending | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writing = False
         self._paced = 0
@@ -151,6 +90,8 @@ class _Connection:
         method = self._parser.get_method().decode("latin-1")
         self._queue.append((method, self._target, self._headers, bytes(self._body)))
         self._keep_alive = self._parser.should_keep_alive()
+        if len(self._queue) > PIPELINED_MAX:
+            raise httptools.HttpParserError(f"over {PIPELINED_MAX} requests wait")
 
     def _readable(self) -> None:
         try:
@@ -182,20 +123,20 @@ class _Connection:
         else:
             reply, effects, name = self._server.service.handle(method, target, headers, body)
             delay_s = self._server.service.director.first_byte_s() + effects.delay_s
-        if delay_s > 0:
-            self._timer = self._loop.call_later(delay_s, self._send, reply, effects, name)
-        else:
-            self._send(reply, effects, name)
-
-    def _send(self, reply: Reply, effects: Effects, name: str) -> None:
-        self._timer = None
-        self._pace(reply.pacing_bytes_per_s)
         try:
-            self._sending = _Sending(self._head(reply), reply, effects, name)
-        except FileNotFoundError:
-            # Deleted between the look-up and now; a real service would not be caught so either.
+            self._sending = Sending(self._head(reply), reply, effects, name)
+        except OSError:
+            # Deleted or replaced since the look-up, microseconds ago; the client asks again.
             self.close()
             return
+        self._pace(reply.pacing_bytes_per_s)
+        if delay_s > 0:
+            self._timer = self._loop.call_later(delay_s, self._go_on)
+        else:
+            self._flush()
+
+    def _go_on(self) -> None:
+        self._timer = None
         self._flush()
 
     def _pace(self, own_bytes_per_s: int) -> None:
@@ -248,22 +189,27 @@ class _Connection:
             return
         self._next()
 
-    def _push(self, sending: _Sending) -> bool:
+    def _push(self, sending: Sending) -> bool:
         """Send what goes; True when the reply is out. A fault or the total rate may interrupt."""
         if sending.head and sending.body and sending.limit() is None and not self._total_rate():
-            sent = self._sock.sendmsg([sending.head, sending.body])
+            sent = self._sock.sendmsg((sending.head, sending.body))
             of_head = min(sent, len(sending.head))
             sending.head = sending.head[of_head:]
             self._count(sending, sent - of_head)
             sending.body = sending.body[sent - of_head :]
+        # A body follows by sendfile: the head waits for it and leaves in the same segment.
+        at_once = sending.limit() is None and not self._total_rate()
+        more = socket.MSG_MORE if sending.file >= 0 and at_once else 0
         while sending.head:
-            sending.head = sending.head[self._sock.send(sending.head) :]
+            sending.head = sending.head[self._sock.send(sending.head, more) :]
         while sending.sent_bytes < sending.total_bytes:
             step = self._step(sending)
             if step == 0:
                 return False
             if sending.file >= 0:
                 sent = os.sendfile(self._fd, sending.file, sending.offset, step)
+                if sent == 0:
+                    raise OSError(errno.ESTALE, "the file was cut short under its answer")
                 sending.offset += sent
             else:
                 sent = self._sock.send(sending.body[:step])
@@ -271,7 +217,7 @@ class _Connection:
             self._count(sending, sent)
         return True
 
-    def _count(self, sending: _Sending, sent_bytes: int) -> None:
+    def _count(self, sending: Sending, sent_bytes: int) -> None:
         sending.sent_bytes += sent_bytes
         if sending.name and sent_bytes:
             self._server.service.counters.sent(sending.name, sent_bytes)
@@ -279,7 +225,7 @@ class _Connection:
     def _total_rate(self) -> int:
         return self._server.service.director.scenario.bytes_per_s_total
 
-    def _step(self, sending: _Sending) -> int:
+    def _step(self, sending: Sending) -> int:
         """How many bytes to send next; 0: a fault struck, or the total rate says wait."""
         step = min(SENDFILE_STEP_BYTES, sending.total_bytes - sending.sent_bytes)
         limit = sending.limit()
@@ -295,7 +241,7 @@ class _Connection:
                 self._pause(wait_s)
         return step
 
-    def _strike(self, sending: _Sending) -> None:
+    def _strike(self, sending: Sending) -> None:
         effects = sending.effects
         if effects.reset_after_bytes is not None and (
             sending.sent_bytes >= effects.reset_after_bytes
@@ -315,12 +261,7 @@ class _Connection:
         if self._writing:
             self._writing = False
             self._loop.remove_writer(self._fd)
-
-        def go_on() -> None:
-            self._timer = None
-            self._flush()
-
-        self._timer = self._loop.call_later(wait_s, go_on)
+        self._timer = self._loop.call_later(wait_s, self._go_on)
 
     def close(self) -> None:
         if self._fd < 0:

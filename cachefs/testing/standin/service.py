@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import email.utils
+import functools
 import hashlib
 import ipaddress
 import itertools
@@ -137,6 +138,7 @@ class OssService:
         is_head = method == "HEAD"
         effects = Effects()
         name = "/"
+        request_id = self.request_id()
         try:
             request = self.address(method, target, headers, body)
             name = request.name
@@ -145,12 +147,12 @@ class OssService:
             effects = self.director.effects(method, name)
             reply = self._answer(request, kind, effects)
         except OssError as error:
-            reply = error.reply("", headers.get("host", ""), is_head=is_head)
-        request_id = self.request_id()
+            reply = error.reply(request_id, headers.get("host", ""), is_head=is_head)
+        except ValueError as malformed:
+            # A number that is none, an authority that cannot be split: the client's doing.
+            refusal = OssError(400, "InvalidArgument", str(malformed))
+            reply = refusal.reply(request_id, headers.get("host", ""), is_head=is_head)
         reply.headers["x-oss-request-id"] = request_id
-        reply.body = reply.body.replace(
-            b"<RequestId></RequestId>", b"<RequestId>%s</RequestId>" % request_id.encode()
-        )
         reply.is_head = is_head
         if effects.qos_delay_ms is not None:
             reply.headers["x-oss-qos-delay-time"] = str(int(effects.qos_delay_ms))
@@ -193,12 +195,12 @@ class OssService:
         if wanted and not effects.ignore_range:
             standard = request.headers.get("x-oss-range-behavior") == "standard"
             found = resolve(wanted, stored.size_bytes, standard=standard)
+        size = stored.size_bytes
+        begin, end = found or (0, size)
+        body = FileBody(stored.path, begin, end - begin, size, stored.modified_s)
         if found is None:
-            body = FileBody(stored.path, 0, stored.size_bytes)
             return Reply(200, headers, file=body, pacing_bytes_per_s=limit)
-        begin, end = found
-        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{stored.size_bytes}"
-        body = FileBody(stored.path, begin, end - begin)
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
         return Reply(206, headers, file=body, pacing_bytes_per_s=limit)
 
     def _do_head(self, request: Request, effects: Effects) -> Reply:
@@ -212,7 +214,7 @@ class OssService:
         text = request.headers.get("x-oss-traffic-limit") or request.argument("x-oss-traffic-limit")
         if not text:
             return 0
-        if not text.isdigit() or not TRAFFIC_LIMIT_MIN <= int(text) <= TRAFFIC_LIMIT_MAX:
+        if not text.isdecimal() or not TRAFFIC_LIMIT_MIN <= int(text) <= TRAFFIC_LIMIT_MAX:
             raise OssError(
                 400, "InvalidArgument",
                 f"x-oss-traffic-limit must be {TRAFFIC_LIMIT_MIN} to {TRAFFIC_LIMIT_MAX} bit/s.",
@@ -411,7 +413,7 @@ def _object_headers(stored: Stored) -> dict[str, str]:
         "Content-Type": "application/octet-stream",
         "Accept-Ranges": "bytes",
         "ETag": f'"{stored.etag}"',
-        "Last-Modified": email.utils.formatdate(stored.modified_s, usegmt=True),
+        "Last-Modified": _http_date(int(stored.modified_s)),
         "x-oss-object-type": "Normal",
         "x-oss-storage-class": "Standard",
         "x-oss-hash-crc64ecma": str(stored.crc64),
@@ -419,6 +421,12 @@ def _object_headers(stored: Stored) -> dict[str, str]:
     }
 
 
+@functools.lru_cache(maxsize=4096)
+def _http_date(at_s: int) -> str:
+    return email.utils.formatdate(at_s, usegmt=True)
+
+
+@functools.lru_cache(maxsize=256)
 def _is_path_style(host: str) -> bool:
     if host == "localhost":
         return True

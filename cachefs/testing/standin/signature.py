@@ -180,7 +180,8 @@ class Verifier:
     def _check_v4_query(self, request: Request, now_s: float, expired: bool) -> None:
         stamp = request.argument("x-oss-date") or ""
         begin = _iso(stamp)
-        lasts_s = int(request.argument("x-oss-expires") or "0")
+        expires = request.argument("x-oss-expires") or "0"
+        lasts_s = int(expires) if expires.isdecimal() else PRESIGNED_S_MAX + 1
         if lasts_s > PRESIGNED_S_MAX or not begin <= now_s + SKEW_S_MAX:
             raise _denied("Invalid signing date or expiry in the query.")
         if now_s > begin + lasts_s:
@@ -236,7 +237,7 @@ class Verifier:
 
     def _check_v1_query(self, request: Request, now_s: float, expired: bool) -> None:
         until = request.argument("Expires") or "0"
-        if not until.isdigit() or now_s > int(until):
+        if not until.isdecimal() or now_s > int(until):
             raise _denied("Request has expired.")
         token = request.argument("security-token")
         key = self._key(request.argument("OSSAccessKeyId") or "", token, now_s, expired)
@@ -298,6 +299,7 @@ def _v4_day_key(secret: str, day: str, region: str) -> bytes:
     return key
 
 
+@functools.lru_cache(maxsize=64)
 def _iso(stamp: str) -> float:
     try:
         return calendar.timegm(time.strptime(stamp, "%Y%m%dT%H%M%SZ"))
