@@ -17,15 +17,14 @@ import pytest
 
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET
 
-SCRIPT = (
-    """
+SCRIPT = """
 import hashlib, json, os, sys
 from gpufeed.loaders import DataLoader, ShardDataset
 
 def decode(sample):
     return {"key": sample["__key__"], "sum": hashlib.sha256(sample["jpg"]).hexdigest()}
 
-dataset = ShardDataset("oss://%s/train-{000..003}.tar", decode=decode)
+dataset = ShardDataset("oss://BUCKET/train-{000..003}.tar", decode=decode)
 loader = DataLoader(dataset, batch_size=16, num_workers=2)
 for epoch in range(2):
     found = {}
@@ -35,9 +34,7 @@ for epoch in range(2):
     if "--hold" in sys.argv:
         sys.stdin.readline()
 loader.close()
-"""
-    % BUCKET
-)  # noqa: UP031 braces and f-strings do not mix
+""".replace("BUCKET", BUCKET)
 
 
 @pytest.fixture
