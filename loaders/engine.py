@@ -114,7 +114,7 @@ class _Resources:
     thread: threading.Thread | None = None
     source: FeedSource | None = field(default=None)
 
-    def end_stream(self) -> None:
+    def end_stream(self, *, end_workers: bool = False) -> None:
         """Stop the feeder, return its slots, close the session."""
         if os.getpid() != self.pid:
             return
@@ -128,7 +128,7 @@ class _Resources:
         if thread is None:
             feeder.shut_down()
         else:
-            feeder.stop()
+            feeder.stop(end_workers=end_workers)
             thread.join(JOIN_WAIT_S)
         feeder.dispose()
         while not feeder.ready.empty():
@@ -140,7 +140,7 @@ class _Resources:
         """End everything."""
         if os.getpid() != self.pid:
             return
-        self.end_stream()
+        self.end_stream(end_workers=True)
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.stop()
@@ -291,15 +291,18 @@ class Engine:
                 batch = convert(record)
                 self._took()
                 return batch
-        except BaseException:
+        except Exception:
             self.abandon(token)
             raise
+        except BaseException:  # the trainer is being interrupted: wait for nothing
+            self.abandon(token, end_workers=True)
+            raise
 
-    def abandon(self, token: int) -> None:
+    def abandon(self, token: int, *, end_workers: bool = False) -> None:
         """Leave the epoch early: units under way are finished, leases returned."""
         if token == self._generation and self._running:
             self._running = False
-            self._resources.end_stream()
+            self._resources.end_stream(end_workers=end_workers)
 
     def close(self) -> None:
         """End workers, feeder and session. Batches that are held stay valid."""

@@ -30,7 +30,7 @@ from gpufeed.loaders.batchslots import SlotRing
 from gpufeed.loaders.layout import find_layout
 from gpufeed.loaders.order import ShardPart
 from gpufeed.loaders.pool import WorkerPool
-from gpufeed.loaders.samples import Task, kept_randomness
+from gpufeed.loaders.samples import Task, borrowed_thread
 from gpufeed.loaders.stream import ArenaStream, Lease, SeedOf
 from gpufeed.loaders.units import UNIT_ROWS_MAX, Unit, UnitResult, UnitRunner
 
@@ -140,6 +140,7 @@ class Feeder:
         self._layout_known = not config.use_slots or ring.shape is not None
         self._plan_shards: dict[int, int] = {}
         self._stopping = False
+        self._end_workers = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -161,8 +162,12 @@ class Feeder:
         self.taken_count += 1
         self.wake()
 
-    def stop(self) -> None:
-        """Make the thread end: it finishes the units under way and closes the session."""
+    def stop(self, *, end_workers: bool) -> None:
+        """Make the thread end: it finishes the units under way and closes the session.
+
+        With `end_workers` it does not wait for the units, and ends the workers instead.
+        """
+        self._end_workers = end_workers
         self._stopping = True
         self.wake()
 
@@ -235,7 +240,7 @@ class Feeder:
         self._stopping = True
         while self._pool is not None and self._pool.in_flight_count:
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or self._end_workers or self._pool.broken:
                 # A unit that never ends: nobody may reuse its slot while its worker lives.
                 self._pool.stop()
                 return
@@ -420,7 +425,7 @@ class Feeder:
             return
         assert self._local is not None
         if self._config.own_thread:
-            with kept_randomness():
+            with borrowed_thread():
                 result = self._local.run(unit)
         else:
             result = self._local.run(unit)

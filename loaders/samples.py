@@ -10,13 +10,19 @@ returns: then the extent may be released and its slot filled with something else
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.random  # numpy imports it lazily, and the first sample must be seeded too
+
+# Up to protocol 4 arrays come back writable, as torch wants them.
+OWNED_PICKLE_PROTOCOL = 4
 
 Piece = tuple[int, int]  # arena address, bytes
 
@@ -41,6 +47,8 @@ class SampleMaker:
     def __init__(self, arena: memoryview, decode: Callable[[dict[str, Any]], Any] | None) -> None:
         self._arena = arena
         self._decode = decode
+        self._array = np.frombuffer(arena, dtype=np.uint8)
+        self._watched: list[weakref.ref[Any]] | None = None
 
     def make(self, task: Task) -> Any:
         """The decoded sample; without a `decode`, the dict with its fields copied to bytes."""
@@ -54,10 +62,29 @@ class SampleMaker:
         seed_sample(task.seed)
         return self._decode(sample)
 
+    def make_owned(self, task: Task) -> Any:
+        """The same, sure not to lie over the arena: to be kept after the extent is released.
+
+        Each field is a view of an object of its own. Where one of these outlives `decode`, what it
+        returned holds on to the field, by whatever way, and is copied by pickling.
+        """
+        self._watched = []
+        try:
+            sample = self.make(task)
+            if any(watched() is not None for watched in self._watched):
+                sample = pickle.loads(pickle.dumps(sample, OWNED_PICKLE_PROTOCOL))  # noqa: S301 own
+        finally:
+            self._watched = None
+        return sample
+
     def _field(self, pieces: tuple[Piece, ...]) -> memoryview:
         if len(pieces) == 1:
             address, size = pieces[0]
-            return self._arena[address : address + size]
+            if self._watched is None:
+                return self._arena[address : address + size]
+            part = self._array[address : address + size]
+            self._watched.append(weakref.ref(part))
+            return part.data
         joined = b"".join(self._arena[address : address + size] for address, size in pieces)
         return memoryview(joined)
 
@@ -72,16 +99,28 @@ def seed_sample(seed: int) -> None:
 
 
 @contextmanager
-def kept_randomness() -> Iterator[None]:
-    """Keep the caller's global random states; for decoding in the caller's thread."""
-    state = random.getstate()
-    numpy_state = numpy.random.get_state()
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)
-    torch_state = None if generator is None else generator.get_state()
+def borrowed_thread() -> Iterator[None]:
+    """Decode in the caller's thread as a worker would, and leave its globals as they were.
+
+    Keeps the global random states, and lets torch use one thread meanwhile: its parallel loops
+    would spin on every core for one image.
+    """
+    state, numpy_state = random.getstate(), numpy.random.get_state()
+    torch = sys.modules.get("torch")
+    generator = getattr(torch, "default_generator", None)
+    if torch is None or generator is None:
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            numpy.random.set_state(numpy_state)
+        return
+    torch_state, threads = generator.get_state(), torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
+        torch.set_num_threads(threads)
+        generator.set_state(torch_state)
         random.setstate(state)
         numpy.random.set_state(numpy_state)
-        if generator is not None:
-            generator.set_state(torch_state)

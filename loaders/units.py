@@ -15,11 +15,9 @@ from typing import Any
 
 from gpufeed.cachefs.errors import WorkerError
 from gpufeed.loaders.batchslots import RingShape, SlotWriter
-from gpufeed.loaders.samples import SampleMaker, Task
+from gpufeed.loaders.samples import OWNED_PICKLE_PROTOCOL, SampleMaker, Task
 
 PICKLE_PROTOCOL = 5
-# Of samples: up to protocol 4 arrays come back writable, as torch wants them.
-SAMPLE_PICKLE_PROTOCOL = 4
 UNIT_ROWS_MAX = 32
 
 
@@ -126,7 +124,10 @@ class UnitRunner:
             self._batch = []  # what an abandoned batch left
         for row, task in enumerate(unit.tasks, unit.row):
             try:
-                self._row(unit, row, self._maker.make(task), result)
+                if self._collate is not None:
+                    self._batch.append(self._maker.make_owned(task))
+                else:
+                    self._row(unit, row, self._maker.make(task), result)
             except Exception as error:  # user code may raise anything
                 result.failures[row] = _failure(str(task), error)
         if self._collate is not None and unit.last:
@@ -134,9 +135,6 @@ class UnitRunner:
         return result
 
     def _row(self, unit: Unit, row: int, sample: Any, result: UnitResult) -> None:
-        if self._collate is not None:
-            self._batch.append(sample)
-            return
         if unit.slot is not None:
             assert self._writer is not None
             objects = self._writer.write(unit.slot, row, sample)
@@ -147,7 +145,7 @@ class UnitRunner:
         if self._keep_samples:
             result.samples[row] = sample
         else:
-            result.pickles[row] = pickle.dumps(sample, SAMPLE_PICKLE_PROTOCOL)
+            result.pickles[row] = pickle.dumps(sample, OWNED_PICKLE_PROTOCOL)
 
     def _finish(self, unit: Unit, result: UnitResult) -> None:
         assert self._collate is not None
@@ -160,7 +158,7 @@ class UnitRunner:
                 assert self._writer is not None
                 result.collated_objects = self._writer.write(unit.slot, 0, batch)
             if result.collated_objects is None:
-                result.collated = pickle.dumps(batch, SAMPLE_PICKLE_PROTOCOL)
+                result.collated = pickle.dumps(batch, OWNED_PICKLE_PROTOCOL)
         except Exception as error:  # user code may raise anything
             name = f"the collate_fn over {len(samples)} samples of batch {unit.batch}"
             result.collate_failure = _failure(name, error)

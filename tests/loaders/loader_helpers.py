@@ -63,6 +63,22 @@ def hangs(sample):
     time.sleep(3600)
 
 
+_told = []
+
+
+def tells_and_goes_on(sample):
+    """One line a process once it decodes."""
+    if not _told:
+        _told.append(True)
+        os.write(1, b"decoding\n")
+    return whole(sample)
+
+
+def tells_and_hangs(sample):
+    tells_and_goes_on(sample)
+    time.sleep(3600)
+
+
 def keys_of(loader):
     return [key for batch in loader for key in batch["key"]]
 

@@ -52,7 +52,10 @@ def test_after_a_death_the_next_epoch_has_new_workers(daemon):
     loader = make(daemon, whole)
     for number, _ in enumerate(loader):
         if number == 0:
+            watch = os.pidfd_open(loader._engine.worker_pids[1])
             os.kill(loader._engine.worker_pids[1], signal.SIGKILL)
+            select.select([watch], [], [])
+            os.close(watch)
             break
     epoch = keys_of(loader)
     assert epoch == expected_keys(daemon, seed=0, epoch=1, shuffle="none")
@@ -66,7 +69,7 @@ def test_a_wait_has_the_timeout_that_was_asked_for(daemon):
     loader.close()
 
 
-@pytest.mark.parametrize("decode", ["whole", "hangs"])
+@pytest.mark.parametrize("decode", ["tells_and_goes_on", "tells_and_hangs"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_end_with_a_trainer_that_is_killed(decode, method):
     code = f"""
@@ -78,20 +81,19 @@ from gpufeed.loaders import DataLoader, ShardDataset
 if __name__ == "__main__":
     daemon = FakeDaemon(make_shards([50]))
     dataset = ShardDataset("fake://", decode={decode})
-    loader = DataLoader(dataset, batch_size=1, num_workers=2, session_factory=daemon.open_session,
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, session_factory=daemon.open_session,
                         multiprocessing_context={method!r})
     iterator = iter(loader)
     print(*loader._engine.worker_pids, flush=True)
     sys.stdin.read()
 """
-    script = HERE / "unused.py"
-    assert not script.exists()
     trainer = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         pids = [int(pid) for pid in trainer.stdout.readline().split()]
         assert len(pids) == 2
+        assert {trainer.stdout.readline().strip() for _ in pids} == {"decoding"}
         watches = [os.pidfd_open(pid) for pid in pids]
         trainer.kill()
         for watch in watches:
