@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from queue import Empty
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,37 +28,23 @@ from gpufeed.cachefs.errors import CorruptSampleError, GpufeedError, UsageError,
 from gpufeed.loaders.batch import BatchRecord, HandOver
 from gpufeed.loaders.batchslots import SlotRing
 from gpufeed.loaders.dataset import ShardDataset
-from gpufeed.loaders.feeder import (
-    EpochEnd,
-    Failed,
-    FeedConfig,
-    Feeder,
-    FeedSource,
-    FeedStats,
-)
-from gpufeed.loaders.order import (
-    ShardPart,
-    epoch_shards,
-    rank_parts,
-    sample_seeds,
-    step_count,
-    whole_parts,
-)
+from gpufeed.loaders.feed import EpochEnd, Failed, FeedConfig, FeedSource, FeedStats, SampleOrder
+from gpufeed.loaders.feeder import Feeder
+from gpufeed.loaders.order import step_count
 from gpufeed.loaders.pool import WorkerPool
+from gpufeed.loaders.resources import Resources
 from gpufeed.loaders.samples import SampleMaker
-from gpufeed.loaders.stream import SeedOf
 from gpufeed.loaders.units import UnitRunner
 from gpufeed.loaders.worker import SharedFd, WorkerSpec
 from gpufeed.loaders.world import World
 
 if TYPE_CHECKING:
-    from gpufeed.cachefs.client import Dataset, Session
+    from gpufeed.cachefs.client import Session
 
 SessionFactory = Callable[..., "Session"]
 T = TypeVar("T")
 
 CHUNK_ROWS = 16  # samples decoded at a time where the trainer takes them one by one
-JOIN_WAIT_S = 15.0  # over the feeder's own wait for units under way
 
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -102,51 +88,6 @@ class EngineStats:
     skipped_count: int = 0
 
 
-@dataclass(slots=True)
-class _Resources:
-    """What must be ended with the engine, held apart from it so that its collection can do so."""
-
-    pid: int
-    ring: SlotRing
-    pool: WorkerPool | None = None
-    arena_id: tuple[int, int] = (0, 0)
-    feeder: Feeder | None = None
-    thread: threading.Thread | None = None
-    source: FeedSource | None = field(default=None)
-
-    def end_stream(self, *, end_workers: bool = False) -> None:
-        """Stop the feeder, return its slots, close the session."""
-        if os.getpid() != self.pid:
-            return
-        feeder, self.feeder = self.feeder, None
-        thread, self.thread = self.thread, None
-        source, self.source = self.source, None
-        if feeder is None:
-            if source is not None:
-                source.session.close()
-            return
-        if thread is None:
-            feeder.shut_down()
-        else:
-            feeder.stop(end_workers=end_workers)
-            thread.join(JOIN_WAIT_S)
-        feeder.dispose()
-        while not feeder.ready.empty():
-            record = feeder.ready.get()
-            if isinstance(record, BatchRecord) and record.slot is not None:
-                self.ring.give_back(record.slot)
-
-    def end(self) -> None:
-        """End everything."""
-        if os.getpid() != self.pid:
-            return
-        self.end_stream(end_workers=True)
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            pool.stop()
-        self.ring.close()
-
-
 class Engine:
     """See the top of the file."""
 
@@ -165,7 +106,7 @@ class Engine:
         self._collate_here = config.num_workers == 0 or dataset.decode is None
         self.feed_stats = FeedStats()
         self.stats = EngineStats()
-        self._resources = _Resources(os.getpid(), SlotRing())
+        self._resources = Resources(os.getpid(), SlotRing())
         here = config.collate if self._collate_here else None
         self.hand_over = HandOver(self._resources.ring, here)
         self._sample_counts: list[int | None] | None = None
@@ -217,7 +158,13 @@ class Engine:
         if len(old) == len(counts):  # what earlier epochs learned
             counts = [new if new is not None else known for new, known in zip(counts, old)]  # noqa: B905 equal by the line above
         self._sample_counts = counts
-        source = self._source(session, opened, counts)
+        source = FeedSource(
+            session=session,
+            dataset=opened,
+            order=SampleOrder(self._dataset.seed, self._dataset.shuffle, self._config.batch_rows),
+            world=world,
+            sample_counts=counts,
+        )
         self._resources.source = source
         return source
 
@@ -317,32 +264,6 @@ class Engine:
 
             factory = open_session
         return factory(daemon=self._dataset.daemon, window_bytes=self._dataset.window_bytes)
-
-    def _source(self, session: Session, opened: Dataset, counts: list[int | None]) -> FeedSource:
-        dataset, world, rows = self._dataset, self._world, self._config.batch_rows
-        assert world is not None
-
-        def parts_of(epoch: int) -> Iterator[ShardPart]:
-            order = epoch_shards(
-                len(counts), seed=dataset.seed, epoch=epoch, shuffle=dataset.shuffle
-            )
-            if world.world_size == 1:
-                return whole_parts(order)
-            known = [count or 0 for count in counts]
-            return rank_parts(
-                order, known, batch_size=rows, rank=world.rank, world_size=world.world_size
-            )
-
-        def seeds_of(epoch: int) -> SeedOf:
-            return sample_seeds(dataset.seed, epoch)
-
-        return FeedSource(
-            session=session,
-            dataset=opened,
-            parts_of=parts_of,
-            seeds_of=seeds_of,
-            sample_counts=counts,
-        )
 
     def _restart(self) -> None:
         """A new stream: session, workers where there are none, feeder."""

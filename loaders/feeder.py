@@ -18,24 +18,20 @@ import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from gpufeed.cachefs.errors import GpufeedError, ProtocolError, WorkerError
 from gpufeed.cachefs.wire import ExtentEvent, FailEvent, SamplesEvent, ShardEndEvent
 from gpufeed.loaders.batch import BatchRecord
 from gpufeed.loaders.batchslots import SlotRing
+from gpufeed.loaders.feed import Delivery, EpochEnd, Failed, FeedConfig, FeedSource, FeedStats
 from gpufeed.loaders.layout import find_layout
 from gpufeed.loaders.order import ShardPart
 from gpufeed.loaders.pool import WorkerPool
 from gpufeed.loaders.samples import Task, borrowed_thread
-from gpufeed.loaders.stream import ArenaStream, Lease, SeedOf
+from gpufeed.loaders.stream import ArenaStream, Lease
 from gpufeed.loaders.units import UNIT_ROWS_MAX, Unit, UnitResult, UnitRunner
-
-if TYPE_CHECKING:
-    from gpufeed.cachefs.client import Dataset, Session
 
 UNITS_PER_WORKER_MAX = 2
 UNITS_PER_BATCH_AND_WORKER = 2
@@ -43,68 +39,6 @@ FIRST_UNITS_PER_WORKER = 8
 PLAN_AHEAD_SHARDS = 64
 EPOCHS_AHEAD_MAX = 1
 DRAIN_WAIT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """All batches of the epoch came before this."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The feeder ended by an error."""
-
-    error: BaseException
-
-
-Delivery = BatchRecord | EpochEnd | Failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedConfig:
-    """What the feeder is to make.
-
-    Attributes:
-        batch_rows: samples a batch.
-        lookahead: batches begun and not taken by the trainer.
-        drop_last: leave the incomplete last batch out.
-        use_slots: write rows into batch slots where they fit.
-        whole_batches: one worker gets all units of a batch, because it collates it.
-        continuous: go on to the next epoch without being told.
-        own_thread: decode in the trainer's thread; its random state is kept.
-    """
-
-    batch_rows: int
-    lookahead: int
-    drop_last: bool
-    use_slots: bool
-    whole_batches: bool
-    continuous: bool
-    own_thread: bool
-
-
-@dataclass(slots=True)
-class FeedStats:
-    """Counters of one loader, over all its epochs. Written by the feeder alone."""
-
-    samples_count: int = 0
-    units_count: int = 0
-    straddled_count: int = 0
-    shards_count: int = 0
-    bytes_by_tier: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class FeedSource:
-    """The session and how an epoch of it is cut. `sample_counts` learns counts as shards end."""
-
-    session: Session
-    dataset: Dataset
-    parts_of: Callable[[int], Iterator[ShardPart]]
-    seeds_of: Callable[[int], SeedOf]
-    sample_counts: list[int | None]
 
 
 class Feeder:

@@ -1,0 +1,111 @@
+"""What the engine and its feeder tell each other: configuration, source, counters, deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpufeed.loaders.batch import BatchRecord
+from gpufeed.loaders.order import (
+    ShardPart,
+    Shuffle,
+    epoch_shards,
+    rank_parts,
+    sample_seeds,
+    whole_parts,
+)
+from gpufeed.loaders.stream import SeedOf
+from gpufeed.loaders.world import World
+
+if TYPE_CHECKING:
+    from gpufeed.cachefs.client import Dataset, Session
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """All batches of the epoch came before this."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The feeder ended by an error."""
+
+    error: BaseException
+
+
+Delivery = BatchRecord | EpochEnd | Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedConfig:
+    """What the feeder is to make.
+
+    Attributes:
+        batch_rows: samples a batch.
+        lookahead: batches begun and not taken by the trainer.
+        drop_last: leave the incomplete last batch out.
+        use_slots: write rows into batch slots where they fit.
+        whole_batches: one worker gets all units of a batch, because it collates it.
+        continuous: go on to the next epoch without being told.
+        own_thread: decode in the trainer's thread; its random state is kept.
+    """
+
+    batch_rows: int
+    lookahead: int
+    drop_last: bool
+    use_slots: bool
+    whole_batches: bool
+    continuous: bool
+    own_thread: bool
+
+
+@dataclass(slots=True)
+class FeedStats:
+    """Counters of one loader, over all its epochs. Written by the feeder alone."""
+
+    samples_count: int = 0
+    units_count: int = 0
+    straddled_count: int = 0
+    shards_count: int = 0
+    bytes_by_tier: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """How epochs are ordered and cut. `batch_rows` is what one rank takes of a global batch."""
+
+    seed: int
+    shuffle: Shuffle
+    batch_rows: int
+
+
+@dataclass(slots=True, kw_only=True)
+class FeedSource:
+    """The session and how an epoch of it is cut. `sample_counts` learns counts as shards end."""
+
+    session: Session
+    dataset: Dataset
+    order: SampleOrder
+    world: World
+    sample_counts: list[int | None]
+
+    def parts_of(self, epoch: int) -> Iterator[ShardPart]:
+        """What this rank reads in `epoch`, in order."""
+        order, counts, world = self.order, self.sample_counts, self.world
+        shards = epoch_shards(len(counts), seed=order.seed, epoch=epoch, shuffle=order.shuffle)
+        if world.world_size == 1:
+            return whole_parts(shards)
+        return rank_parts(
+            shards,
+            [count or 0 for count in counts],
+            batch_size=order.batch_rows,
+            rank=world.rank,
+            world_size=world.world_size,
+        )
+
+    def seeds_of(self, epoch: int) -> SeedOf:
+        """The seeds of the samples of `epoch`."""
+        return sample_seeds(self.order.seed, epoch)
