@@ -431,7 +431,8 @@ class Feeder:
             self._ring.give_back(record.slot)
 
     def _release(self) -> None:
-        self.stats.straddled_count = self._stream.straddled_count
+        self.stats.straddled_count += self._stream.straddled_count
+        self._stream.straddled_count = 0
         seqs = self._stream.take_releasable()
         if seqs:
             self._source.session.release(seqs)
