@@ -33,7 +33,7 @@ from gpufeed.cachefs.errors import GpufeedError, WorkerError
 Message = dict[str, Any]
 
 # Longer than the keeper's own grace, so that the keeper has always finished its work.
-_END_S = keeper.GRACE_S + 5.0
+_END_S = keeper.GRACE_S + keeper.ORPHAN_GRACE_S + 5.0
 _LINE_BYTES_MAX = 64 * 1024 * 1024
 _LOG_TAIL_BYTES = 2000
 

@@ -10,7 +10,8 @@ Invariants:
 - It is a subreaper: processes orphaned below it become its children, whatever process group or
   session they moved to.
 - It ends only after every process below it is gone: SIGTERM to the command's group,
-  `GRACE_S` later SIGKILL to all that is left.
+  `GRACE_S` later SIGKILL to all of it. Helpers that left the group (torch's keeper of shared
+  memory, which removes files when its clients are gone) have `ORPHAN_GRACE_S` to finish.
 - It ends with the command's own status (128 + signal where a signal ended it).
 """
 
@@ -23,8 +24,10 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
 GRACE_S = 5.0
+ORPHAN_GRACE_S = 1.0
 _REAP_ROUNDS_MAX = 1000
 _PR_SET_CHILD_SUBREAPER = 36
 _LIFELINE_FD = 0
@@ -46,6 +49,23 @@ def _children() -> list[int]:
 def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def _await_orphans() -> None:
+    """Reap what ends by itself within `ORPHAN_GRACE_S`."""
+    deadline = time.monotonic() + ORPHAN_GRACE_S
+    for _ in range(_REAP_ROUNDS_MAX):
+        pids = _children()
+        left_s = deadline - time.monotonic()
+        if not pids or left_s <= 0:
+            return
+        # Only we reap our children: until then their numbers are theirs.
+        fds = {os.pidfd_open(pid): pid for pid in pids}
+        ready = select.select(list(fds), [], [], left_s)[0]
+        for fd, pid in fds.items():
+            os.close(fd)
+            if fd in ready:
+                os.waitpid(pid, 0)
 
 
 def _kill_the_rest() -> None:
@@ -100,6 +120,7 @@ def main(argv: list[str]) -> int:
         _signal_group(child.pid, signal.SIGKILL)
     status = child.wait()
     _signal_group(child.pid, signal.SIGKILL)
+    _await_orphans()
     _kill_the_rest()
     return status if status >= 0 else 128 - status
 

@@ -212,7 +212,7 @@ class _Bench:
         loose = None
         slow = next((name for name in names if contenders.kind_of(name).slow), None)
         if slow is not None:
-            loose = self._pace(slow, 2 * options.workers, options.workers)
+            loose = self._pace(slow, 4 * options.workers, options.workers)
         choice = choose_step(
             ceiling,
             loose,

@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass
 
 # Part of the unthrottled decode rate that the accelerator asks for.
-DEMAND_RATIO = 0.62
+DEMAND_RATIO = 0.5
 # What one request an image may reach at most; the promise is 0.20, the rest is for noise.
-LOOSE_AU_RATIO_MAX = 0.18
+LOOSE_AU_RATIO_MAX = 0.185
 GRAIN_S = 0.005
 
 

@@ -130,6 +130,22 @@ def test_closing_ends_a_child_that_ignores_signals_and_its_escaped_grandchild(
     assert gone(child.keeper_pid)
 
 
+def test_a_helper_that_left_the_group_may_finish_what_it_does_at_the_end(tmp_path):
+    # As torch's keeper of shared memory: it tidies when its client's pipe closes.
+    helper = f"import os; os.read(0, 1); open({str(tmp_path / 'tidied')!r}, 'w').close()"
+    code = (
+        "import json, subprocess, sys, signal\n"
+        f"subprocess.Popen([sys.executable, '-c', {helper!r}], stdin=subprocess.PIPE,"
+        " start_new_session=True)\n"
+        "print(json.dumps({'type': 'up'}), flush=True)\n"
+        "signal.pause()"
+    )
+    with Family(tmp_path) as family:
+        child = family.start("c", [sys.executable, "-c", code])
+        next(stream([child], silence_s=SILENCE_S))
+    assert (tmp_path / "tidied").exists()
+
+
 def test_killing_the_bench_itself_ends_everything_below_it(tmp_path, quick_grace):
     quick_grace(tmp_path / "keeper.py")
     code = f"""

@@ -12,8 +12,8 @@ from gpufeed.bench.stepchoice import (
 
 def test_the_step_asks_for_a_part_of_what_local_files_decode():
     step_s = step_for_ceiling(1000.0, 64)
-    assert step_s == pytest.approx(0.105)
-    assert 64 / step_s <= 0.62 * 1000
+    assert step_s == pytest.approx(0.130)
+    assert 64 / step_s <= 0.5 * 1000
 
 
 def test_the_cap_keeps_the_slow_loader_under_its_limit():
@@ -24,8 +24,8 @@ def test_the_cap_keeps_the_slow_loader_under_its_limit():
 
 
 def test_fast_cpus_get_the_step_that_the_ceiling_needs():
-    choice = choose_step(1200.0, 80.0, batch_size=64, workers=2, loose_steps=15)
-    assert choice.step_s == pytest.approx(step_for_ceiling(1200.0, 64))
+    choice = choose_step(2000.0, 80.0, batch_size=64, workers=2, loose_steps=15)
+    assert choice.step_s == pytest.approx(step_for_ceiling(2000.0, 64))
     assert "shortened" not in choice.reason
 
 
