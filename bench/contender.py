@@ -109,18 +109,16 @@ def run_phase(
         contender.epoch,
         device,
         on_step=lambda state: out.step(phase, spec.sample_count, state),
-        steps_max=spec.steps_max,
     )
     others_s = _others_cpu_s(spec) - others_before
     cpu_s = tree_cpu_s(*roots) - cpu_before
     origin = read_counters(spec.origin) - origin_before
-    if spec.steps_max is None:
-        verify(
-            epoch,
-            contenders.chosen_indices(data, spec),
-            lambda index: data.samples[index].crc64,
-            f"{spec.name}, {phase} epoch",
-        )
+    verify(
+        epoch,
+        contenders.chosen_indices(data, spec),
+        lambda index: data.samples[index].crc64,
+        f"{spec.name}, {phase} epoch",
+    )
     row = make_row(spec, phase, epoch, cpu_s=cpu_s, origin=origin)
     if spec.bench_pid:
         capacity_s = max(epoch.wall_s, 1e-9) * (os.cpu_count() or 1)

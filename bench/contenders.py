@@ -46,7 +46,6 @@ class ContenderSpec:
         batch_size: rows of a batch.
         workers: decode processes.
         step_s: the accelerator's step for a full batch, seconds.
-        steps_max: stop each epoch after so many steps (calibration), or None.
         compute: ``sleep`` or ``cuda``.
         seed: of the order.
         origin: endpoint, key, secret and region, named as ossfs names them.
@@ -63,7 +62,6 @@ class ContenderSpec:
     batch_size: int
     workers: int
     step_s: float
-    steps_max: int | None = None
     compute: str = "sleep"
     seed: int = 0
     origin: Mapping[str, str] = field(default_factory=dict)

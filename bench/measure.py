@@ -112,10 +112,9 @@ def run_epoch(
     accelerator: Accelerator,
     *,
     on_step: Callable[[Epoch], None] = lambda _: None,
-    steps_max: int | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> Epoch:
-    """Train for one epoch, or `steps_max` steps of it, and measure.
+    """Train for one epoch and measure.
 
     `on_step` is called after each step, inside the wait for the next batch: it must be quick.
     """
@@ -136,8 +135,6 @@ def run_epoch(
         del batch
         mark = done
         on_step(epoch)
-        if steps_max is not None and len(epoch.rows) >= steps_max:
-            break
     epoch.wall_s = mark - start
     return epoch
 

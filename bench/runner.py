@@ -227,7 +227,9 @@ class _Bench:
         """Samples per second of a contender without an accelerator, after its first batches."""
         self._progress.stage(f"measuring {name}", steps * self._options.batch_size)
         spec = self._spec(name, StepChoice(0.0, ""))
-        spec = replace(spec, phases=("calibration",), steps_max=steps)
+        # A whole epoch, though a short one: a loader that is cut off leaves batches in flight.
+        count = min(steps * self._options.batch_size, len(self._data.samples))
+        spec = replace(spec, phases=("calibration",), sample_count=count)
         return steady_samples_per_s(self._run_contender(spec)[0], skip)
 
     def run_rounds(self, names: Sequence[str], step: StepChoice) -> list[report.Row]:

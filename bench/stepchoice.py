@@ -14,7 +14,7 @@ from dataclasses import dataclass
 # Part of the unthrottled decode rate that the accelerator asks for.
 DEMAND_RATIO = 0.5
 # What one request an image may reach at most; the promise is 0.20, the rest is for noise.
-LOOSE_AU_RATIO_MAX = 0.185
+LOOSE_AU_RATIO_MAX = 0.195
 GRAIN_S = 0.005
 
 
@@ -47,11 +47,14 @@ def step_cap_for_loose(
     """The longest step at which a loader of this pace stays within `LOOSE_AU_RATIO_MAX`.
 
     The first batch is outside the window, and the other workers' first batches arrive with it: of
-    `steps` batches only ``steps - workers`` are waited for.
+    `steps` batches only ``steps - workers`` are waited for. Compute hides in the waiting for later
+    batches, but for that of the last ones: utilisation is
+    ``steps * step_s / ((steps - workers) * batch_s + workers * step_s)``.
     """
     batch_s = batch_size / loose_samples_per_s
-    waited_ratio = max(steps - workers, 1) / steps
-    cap_s = LOOSE_AU_RATIO_MAX * batch_s * waited_ratio
+    waited = max(steps - workers, 1)
+    most = LOOSE_AU_RATIO_MAX
+    cap_s = most * waited * batch_s / (steps - most * min(workers, steps))
     return max(GRAIN_S, math.floor(cap_s / GRAIN_S) * GRAIN_S)
 
 

@@ -103,11 +103,6 @@ def test_a_loader_that_loses_repeats_or_changes_samples_is_caught(
         run_fake(monkeypatch, data, spoil)
 
 
-def test_a_shortened_calibration_is_not_held_to_a_whole_epoch(monkeypatch, data):
-    messages = run_fake(monkeypatch, data, phases=("calibration",), steps_max=2)
-    assert [message["row"]["steps"] for message in messages if message["type"] == "row"] == [2]
-
-
 def test_a_spec_survives_its_file_and_only_we_may_read_it(tmp_path, data):
     spec = spec_of(data, origin={"endpoint": "http://127.0.0.1:1", "secret": "s"}, daemon_pid=5)
     path = tmp_path / "spec.json"

@@ -80,14 +80,6 @@ def test_an_epoch_without_steps_measures_nothing():
     assert (epoch.au_pct, epoch.samples_per_s, epoch.first_batch_s) == (0.0, 0.0, 0.0)
 
 
-def test_a_limit_on_steps_ends_the_epoch_early():
-    clock = Clock()
-    epoch = run_epoch(
-        loader(clock, open_s=0.0, waits_s=[1.0] * 9), Device(clock, 0.1), steps_max=3, now=clock
-    )
-    assert epoch.sample_count == 12
-
-
 def test_quantiles_are_values_that_occurred():
     assert quantile([], 0.5) == 0.0
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
