@@ -14,24 +14,20 @@ Contenders live in a process of their own (`gpufeed.bench.contender`).
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import random
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from gpufeed.bench import demodata
 from gpufeed.bench.measure import Batch
+from gpufeed.bench.readers import FileReader, HttpReader, OssfsReader
+from gpufeed.bench.sharedmemory import RecordProcess
 from gpufeed.bench.transform import DemoDecode, collate
-from gpufeed.cachefs.errors import OriginUnavailableError, UsageError
-
-# Between a request and its answer; the stand-in answers in tens of milliseconds.
-_HTTP_TIMEOUT_S = 30.0
+from gpufeed.cachefs.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +47,7 @@ class ContenderSpec:
         origin: endpoint, key, secret and region, named as ossfs names them.
         daemon_socket: socket of the running daemon, for gpufeed's contenders.
         daemon_pid: counted in their CPU time.
+        pids_path: file for the process ids of those who share memory by name.
         bench_pid: the process above all of the run's processes; what the machine does besides
             them is reported as somebody else's.
     """
@@ -67,6 +64,7 @@ class ContenderSpec:
     origin: Mapping[str, str] = field(default_factory=dict)
     daemon_socket: str = ""
     daemon_pid: int = 0
+    pids_path: str = ""
     bench_pid: int = 0
 
 
@@ -103,6 +101,7 @@ class _TorchContender:
         # it about a millisecond a step here; by name it need not.
         sharing: Any = torch.multiprocessing
         sharing.set_sharing_strategy("file_system")
+        RecordProcess(self.spec.pids_path)(0)
 
     def _open(self) -> Any:
         raise NotImplementedError
@@ -128,6 +127,7 @@ class _TorchContender:
             num_workers=self.spec.workers,
             persistent_workers=self.spec.workers > 0,
             collate_fn=collate,
+            worker_init_fn=RecordProcess(self.spec.pids_path),
         )
 
 
@@ -186,6 +186,7 @@ class WebdatasetDirect(_TorchContender):
             batch_size=None,
             num_workers=self.spec.workers,
             persistent_workers=self.spec.workers > 0,
+            worker_init_fn=RecordProcess(self.spec.pids_path),
         )
 
 
@@ -257,72 +258,6 @@ class _LooseImages:
     def __getitem__(self, position: int) -> dict[str, Any]:
         key = self._keys[position]
         return self._decode({"__key__": key.removesuffix(".jpg"), "jpg": self._read(key)})
-
-
-class FileReader:
-    """Reads keys below a directory."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = str(root)
-
-    def __call__(self, key: str) -> bytes:
-        """The bytes of one file."""
-        with open(f"{self._root}/{key}", "rb", buffering=0) as file:
-            return file.read()
-
-
-class HttpReader:
-    """Plain GETs of a public bucket, path-style, over one connection a process."""
-
-    def __init__(self, origin: Mapping[str, str], bucket: str) -> None:
-        self._endpoint = origin["endpoint"].rstrip("/")
-        self._bucket = bucket
-        self._connection: http.client.HTTPConnection | None = None
-
-    def url(self, key: str) -> str:
-        """Address of an object."""
-        return f"{self._endpoint}/{self._bucket}/{urllib.parse.quote(key)}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Travel to a worker without the connection."""
-        return {"_endpoint": self._endpoint, "_bucket": self._bucket, "_connection": None}
-
-    def __call__(self, key: str) -> bytes:
-        """GET one object.
-
-        Raises:
-            OriginUnavailableError: not answered by 200.
-        """
-        if self._connection is None:
-            where = urllib.parse.urlsplit(self._endpoint)
-            self._connection = http.client.HTTPConnection(
-                where.hostname or "", where.port, timeout=_HTTP_TIMEOUT_S
-            )
-        self._connection.request("GET", f"/{self._bucket}/{urllib.parse.quote(key)}")
-        response = self._connection.getresponse()
-        body = response.read()
-        if response.status != 200:
-            raise OriginUnavailableError(
-                f"GET {self.url(key)} answered {response.status}: {body[:200]!r}"
-            )
-        return body
-
-
-class OssfsReader:
-    """Reads through ossfs, whose file system is made where it is used: in the worker."""
-
-    def __init__(self, origin: Mapping[str, str], bucket: str) -> None:
-        self._options = {name: origin[name] for name in ("endpoint", "key", "secret")}
-        self._bucket = bucket
-        self._files: Any = None
-
-    def __call__(self, key: str) -> bytes:
-        """The bytes of one object."""
-        if self._files is None:
-            import ossfs  # noqa: PLC0415 imported by `prepare`
-
-            self._files = ossfs.OSSFileSystem(skip_instance_cache=True, **self._options)
-        return bytes(self._files.cat_file(f"{self._bucket}/{key}"))
 
 
 def chosen_keys(data: demodata.DemoData, spec: ContenderSpec) -> list[str]:

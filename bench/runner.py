@@ -29,6 +29,7 @@ from gpufeed.bench.demodata import DataSpec, DemoData
 from gpufeed.bench.fingerprint import fingerprint
 from gpufeed.bench.interrupts import interruptible
 from gpufeed.bench.progress import Progress
+from gpufeed.bench.sharedmemory import PIDS_SUFFIX
 from gpufeed.bench.stepchoice import OriginShape, StepChoice, choose_step
 from gpufeed.bench.workplace import PARTIAL_SUFFIX, Workplace, require_free, workplace
 from gpufeed.cachefs.errors import IntegrityError, UsageError, WorkerError
@@ -278,6 +279,7 @@ class _Bench:
             compute=options.compute,
             seed=options.data.seed,
             origin=dict(self._origin),
+            pids_path=str(self._place.run_dir / f"{name}{PIDS_SUFFIX}"),
             bench_pid=os.getpid(),
         )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpufeed.bench.interrupts import to_the_end
+from gpufeed.bench.sharedmemory import remove_left_shared_memory
 from gpufeed.cachefs.errors import OperatorError, StorageError
 from gpufeed.cachefs.units import format_bytes
 
@@ -87,6 +88,7 @@ def _make(work_dir: Path, made: list[Path]) -> Workplace:
 
 def _remove(made: list[Path], work_dir: Path, *, keep: bool) -> None:
     for path in made:
+        remove_left_shared_memory(path)
         if not (keep and path.parent == work_dir):
             shutil.rmtree(path, ignore_errors=True)
     _sweep(work_dir, (PARTIAL_SUFFIX,))
@@ -96,6 +98,7 @@ def _sweep(work_dir: Path, marks: tuple[str, ...] = (RUN_PREFIX, PARTIAL_SUFFIX)
     """Remove what an ended run left. We hold the lock: nobody is using it."""
     for path in work_dir.iterdir():
         if any(path.name.startswith(mark) or path.name.endswith(mark) for mark in marks):
+            remove_left_shared_memory(path)
             shutil.rmtree(path, ignore_errors=True)
 
 
