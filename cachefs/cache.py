@@ -240,7 +240,11 @@ class ShardReader:
         self._fill: Fill | None = None
         self._leased = False
         self._refills = 0
+        # A new token whenever the shard was looked up anew: several extents are sought at once,
+        # and what befalls them together is acted on once.
+        self._attachment = object()
         self._index: SampleIndex | None = None
+        self._index_is_whole = False
         self._ends = np.zeros(0, dtype=np.uint64)
         self._chunks_seen = 0
         self._attach()
@@ -267,6 +271,7 @@ class ShardReader:
         encoded = store.sample_index(self._digest)
         if encoded is not None:
             self._set_index(SampleIndex.decode(encoded))
+            self._index_is_whole = True
 
     def _set_index(self, index: SampleIndex) -> None:
         self._index = index
@@ -289,6 +294,7 @@ class ShardReader:
         pool = self._cache.tools.pool
         metrics = self._cache.tools.metrics
         while True:
+            seen = self._attachment
             slot = pool.table.find(self._digest, extent)
             if slot is not None:
                 pool.hold(slot)
@@ -298,14 +304,15 @@ class ShardReader:
                 found = await self._from_fill(self._fill, extent)
                 if found is not None:
                     return found, "origin"
+                self._reattach(seen)
                 continue
             try:
                 slot = await self._cache.load(self._source, extent, near, from_store=True)
             except IntegrityError:
-                self._refills += 1
+                if self._attachment is seen:
+                    self._refills += 1
                 if self._refills > REFILLS_MAX:
                     raise
-                pool.forget(self._digest)
                 slot = None
             except StorageError:
                 # The machine is short of something for now; the shard itself is not to blame.
@@ -314,11 +321,22 @@ class ShardReader:
                     return slot, "origin"
             if slot is not None:
                 return slot, "nvme"
-            self._detach()
-            self._attach()
+            self._reattach(seen)
+
+    def _reattach(self, seen: object) -> None:
+        """Look the shard up anew, unless another extent's seeker has done so since `seen`."""
+        if self._attachment is not seen:
+            return
+        self._attachment = object()
+        fill = self._fill
+        if fill is not None and fill.verified.done() and not fill.has_failed:
+            self._set_index(fill.sample_index)
+            self._index_is_whole = True
+        self._detach()
+        self._attach()
 
     async def _from_fill(self, fill: Fill, extent: int) -> int | None:
-        """A slot, or None: look again (the shard is in the store now, or filled anew)."""
+        """A slot, or None: look the shard up anew (it is stored now, or another fill has it)."""
         fill.advance(extent)
         if fill.has_failed:
             raise _again(fill.verified.exception())
@@ -333,14 +351,8 @@ class ShardReader:
         if fill.is_cached:
             await self._cache.settled(fill)
             if self._cache.tools.store.lookup(self._digest) is not None:
-                self._keep_index(fill)
-                self._detach()
-                self._attach()
                 return None
         return await self._cache.load(self._source, extent, None, from_store=False)
-
-    def _keep_index(self, fill: Fill) -> None:
-        self._set_index(fill.sample_index)
 
     def samples(self, first: int, extents_done: int) -> SampleIndex | None:
         """Samples from number `first` on that lie wholly in the first `extents_done` extents."""
@@ -352,7 +364,9 @@ class ShardReader:
         return index.slice(first, end) if end > first else None
 
     def _known_index(self) -> SampleIndex | None:
-        if self._fill is not None and self._chunks_seen != len(self._fill.chunks):
+        if self._index_is_whole or self._fill is None:
+            return self._index
+        if self._chunks_seen != len(self._fill.chunks):
             self._chunks_seen = len(self._fill.chunks)
             self._set_index(self._fill.sample_index)
         return self._index

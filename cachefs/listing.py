@@ -118,6 +118,7 @@ def _virtual(
         key, ext = os.path.splitext(name)
         member = Member(ext[1:].lower() or "bin", source.offset_bytes, info.size_bytes)
         builder.add(key, (member,))
-    size = sources[-1].offset_bytes + sources[-1].info.size_bytes
+    # Nothing but empty objects still needs an extent, to be announced with.
+    size = max(1, sources[-1].offset_bytes + sources[-1].info.size_bytes)
     spec = ShardSpec(f"{prefix}#virtual-{number:06d}", size, sources)
     return VirtualShard(spec, builder.build())

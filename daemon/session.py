@@ -57,7 +57,8 @@ class Windows:
     def grant(self, window_bytes: int) -> int:
         """Extents granted for a wish of `window_bytes` (0: the default); maybe fewer than wished.
 
-        No session gets more than half of what is left, so that the first does not starve the rest.
+        No session gets more than an eighth of the whole, nor more than a quarter of what is left,
+        so that the first do not starve those that follow: eight ranks a node are common.
 
         Raises:
             CapacityError: not even `WINDOW_EXTENTS_MIN` are left.
@@ -70,7 +71,7 @@ class Windows:
                 f"taken, and one needs at least "
                 f"{format_bytes(WINDOW_EXTENTS_MIN * self._extent_bytes)}: raise arena.size"
             )
-        granted = max(WINDOW_EXTENTS_MIN, min(wish, left // 2))
+        granted = max(WINDOW_EXTENTS_MIN, min(wish, self._limit // 8, left // 4))
         self._granted += granted
         return granted
 

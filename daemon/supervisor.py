@@ -46,6 +46,8 @@ from gpufeed.daemon.session import SessionServer
 
 _LOG = logging.getLogger("gpufeed.daemon")
 ALLOW_ALL = ("",)
+# How long an embedded daemon waits for whoever started it.
+FIRST_SESSION_S = 15.0
 
 
 class Daemon:
@@ -129,10 +131,11 @@ async def serve(settings: Settings, *, embedded: bool, ready_fd: int) -> None:
 
 
 class Linger:
-    """Sets `stop` when no session has been open for `linger_s`."""
+    """Sets `stop` when no session has been open for `linger_s`; the first one gets more time."""
 
     def __init__(self, linger_s: float, stop: asyncio.Event) -> None:
-        self._linger_s = linger_s
+        self._linger_s = max(linger_s, FIRST_SESSION_S)
+        self._later_s = linger_s
         self._stop = stop
         self._timer: asyncio.TimerHandle | None = None
 
@@ -141,7 +144,9 @@ class Linger:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if count == 0:
+        if count:
+            self._linger_s = self._later_s
+        else:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._linger_s, self._stop.set)
 

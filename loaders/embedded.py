@@ -104,6 +104,9 @@ def _connect_embedded(path: str, window_bytes: int, *, private: bool) -> Session
             with contextlib.suppress(DaemonUnavailableError):
                 return Session.connect(path, window_bytes=window_bytes)
             _start(path, private=private)
+            # While we hold the lock: a daemon that hardly lingers is still there for us.
+            with contextlib.suppress(DaemonUnavailableError):
+                return Session.connect(path, window_bytes=window_bytes)
     raise failure
 
 

@@ -31,8 +31,14 @@ def test_eight_ranks_fit_a_common_arena_whatever_the_first_asks_for() -> None:
     first = windows.grant(1 << 40)
     rest = [windows.grant(256 << 20) for _ in range(7)]
 
-    assert first == 562
+    assert first == 140
     assert rest == [64] * 7
+
+
+def test_a_small_arena_has_room_for_eight_greedy_ranks() -> None:
+    windows = Windows(64, 1 << 20)
+
+    assert [windows.grant(1 << 40) for _ in range(8)] == [6, 6, 6, 6, 6, 4, 4, 4]
 
 
 def test_a_refusal_has_the_numbers() -> None:

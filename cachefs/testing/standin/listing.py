@@ -41,7 +41,8 @@ def list_objects(request: Request, keys: Sequence[str], find: Callable[[str], St
     def text(value: str) -> str:
         return quote(value, safe="/") if encoded else escape(value)
 
-    contents, prefixes, last, more = _page(keys, prefix, delimiter, after, count)
+    names, prefixes, last, more = _page(keys, prefix, delimiter, after, count)
+    contents = [entry for key in names if (entry := _entry(key, text, find))]
     parts = [
         '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult>',
         f"<Name>{request.bucket}</Name><Prefix>{text(prefix)}</Prefix>",
@@ -60,7 +61,7 @@ def list_objects(request: Request, keys: Sequence[str], find: Callable[[str], St
         parts.append(f"<Marker>{text(request.argument('marker') or '')}</Marker>")
         if more:
             parts.append(f"<NextMarker>{text(last)}</NextMarker>")
-    parts.extend(_entry(text(key), find(key)) for key in contents)
+    parts.extend(contents)
     parts.extend(
         f"<CommonPrefixes><Prefix>{text(found)}</Prefix></CommonPrefixes>" for found in prefixes
     )
@@ -68,9 +69,14 @@ def list_objects(request: Request, keys: Sequence[str], find: Callable[[str], St
     return "".join(parts).encode()
 
 
-def _entry(key: str, stored: Stored) -> str:
+def _entry(key: str, text: Callable[[str], str], find: Callable[[str], Stored]) -> str:
+    try:
+        stored = find(key)
+    except OssError:
+        # Deleted since the keys were gathered: a listing leaves it out, it does not fail.
+        return ""
     return (
-        f"<Contents><Key>{key}</Key><LastModified>{iso_time(stored.modified_s)}</LastModified>"
+        f"<Contents><Key>{text(key)}</Key><LastModified>{iso_time(stored.modified_s)}</LastModified>"
         f'<ETag>"{stored.etag}"</ETag><Type>Normal</Type><Size>{stored.size_bytes}</Size>'
         "<StorageClass>Standard</StorageClass><Owner><ID>1</ID><DisplayName>1</DisplayName></Owner>"
         "</Contents>"

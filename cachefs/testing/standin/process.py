@@ -10,15 +10,17 @@ import dataclasses
 import json
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from gpufeed.cachefs.errors import OperatorError
+from gpufeed.cachefs.errors import ConfigError, OperatorError
 from gpufeed.cachefs.testing.standin.config import StandinConfig
 from gpufeed.cachefs.testing.standin.service import CONTROL_PREFIX
 
 STOP_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 30.0
 
 
 class StandinProcess:
@@ -98,7 +100,7 @@ class StandinProcess:
         """Shape and break from now on, see `scenario.py`.
 
         Raises:
-            HTTPError: the scenario is malformed.
+            ConfigError: the scenario is malformed; the one before stays.
         """
         self._control("PUT", "scenario", json.dumps(scenario).encode())
 
@@ -106,5 +108,10 @@ class StandinProcess:
         request = urllib.request.Request(  # noqa: S310 our own server
             f"{self.endpoint}{CONTROL_PREFIX}{name}", data=body, method=method
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 as above
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=CONTROL_TIMEOUT_S) as answer:  # noqa: S310 as above
+                return json.load(answer)
+        except urllib.error.HTTPError as refused:
+            with refused:
+                reason = json.load(refused)["error"]
+            raise ConfigError(f"the OSS stand-in refused: {reason}") from None

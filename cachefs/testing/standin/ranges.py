@@ -77,5 +77,5 @@ def _time(text: str | None) -> float | None:
         return None
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -113,13 +113,19 @@ class Scenario:
                 f"scenario: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}"
             )
         first = value.get("first_byte_ms", 0)
-        latency = first if isinstance(first, Mapping) else {"kind": "fixed", "ms": float(first)}
+        latency = first if isinstance(first, Mapping) else {"kind": "fixed", "ms": first}
         _check_latency(latency)
+        seed = value.get("seed", 0)
+        _check_number("seed", seed, _WHOLE)
+        for name in ("mb_per_s_per_connection", "mb_per_s_total"):
+            _check_number(name, value.get(name, 0), _AMOUNT)
         rules = value.get("faults", [])
+        if not isinstance(rules, list | tuple):
+            raise ConfigError("scenario: faults must be a list of tables")
         if len(rules) > FAULTS_MAX:
             raise ConfigError(f"scenario: {len(rules)} faults, at most {FAULTS_MAX}")
         return cls(
-            seed=int(value.get("seed", 0)),
+            seed=seed,
             first_byte=latency,
             bytes_per_s_per_connection=int(float(value.get("mb_per_s_per_connection", 0)) * MB),
             bytes_per_s_total=int(float(value.get("mb_per_s_total", 0)) * MB),
@@ -127,7 +133,65 @@ class Scenario:
         )
 
 
-def _parse_fault(rule: Mapping[str, Any]) -> Fault:
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What a number may be."""
+
+    low: float
+    high: float = math.inf
+    whole: bool = False
+
+
+_AMOUNT = _Bounds(0)
+_WHOLE = _Bounds(0, whole=True)
+_FAULT_NUMBERS = {
+    "first": _WHOLE,
+    "after": _WHOLE,
+    "every": _Bounds(1, whole=True),
+    "probability": _Bounds(0, 1),
+    "status": _Bounds(400, 599, whole=True),
+    "qos_delay_ms": _AMOUNT,
+    "reset_after_bytes": _WHOLE,
+    "truncate_after_bytes": _WHOLE,
+    "stall_after_bytes": _WHOLE,
+    "stall_s": _AMOUNT,
+    "flip_byte_at": _WHOLE,
+}
+_FAULT_TEXTS = ("match", "code")
+_FAULT_FLAGS = ("ignore_range", "change_etag", "expire_token")
+
+
+def _check_number(name: str, value: object, bounds: _Bounds) -> None:
+    kind = int if bounds.whole else int | float
+    fits = (
+        isinstance(value, kind)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and bounds.low <= value <= bounds.high
+    )
+    if not fits:
+        what = "a whole number" if bounds.whole else "a number"
+        most = "" if bounds.high == math.inf else f" and at most {bounds.high}"
+        raise ConfigError(
+            f"scenario: {name} is {value!r}; it must be {what}, at least {bounds.low}{most}"
+        )
+
+
+def _check_fault(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if name in _FAULT_NUMBERS:
+            _check_number(name, value, _FAULT_NUMBERS[name])
+        elif name in _FAULT_TEXTS and not isinstance(value, str):
+            raise ConfigError(f"scenario: {name} is {value!r}; it must be text")
+        elif name in _FAULT_FLAGS and not isinstance(value, bool):
+            raise ConfigError(f"scenario: {name} is {value!r}; it must be true or false")
+        elif name == "methods" and not isinstance(value, list | tuple):
+            raise ConfigError(f'scenario: methods is {value!r}; it must be a list, as ["GET"]')
+
+
+def _parse_fault(rule: object) -> Fault:
+    if not isinstance(rule, Mapping):
+        raise ConfigError(f"scenario: a fault is {rule!r}; it must be a table")
     known = {f.name for f in fields(Fault)}
     unknown = sorted(set(rule) - known)
     if unknown:
@@ -136,6 +200,7 @@ def _parse_fault(rule: Mapping[str, Any]) -> Fault:
             f"{', '.join(sorted(known))}"
         )
     values = dict(rule)
+    _check_fault(values)
     if "methods" in values:
         values["methods"] = tuple(str(method).upper() for method in values["methods"])
     return Fault(**values)
@@ -151,6 +216,16 @@ def _check_latency(latency: Mapping[str, Any]) -> None:
         raise ConfigError(
             "scenario: first_byte_ms is a number, {kind=uniform, low, high} or {kind=lognormal, "
             f"median, p99}}, not {dict(latency)}"
+        )
+    kind = latency["kind"]
+    # The logarithm of a median of nothing has no value.
+    bounds = _Bounds(0.001) if kind == "lognormal" else _AMOUNT
+    for name in sorted(set(latency) - {"kind"}):
+        _check_number(f"first_byte_ms {name}", latency[name], bounds)
+    low, high = {"uniform": ("low", "high"), "lognormal": ("median", "p99")}.get(kind, ("ms", "ms"))
+    if latency[low] > latency[high]:
+        raise ConfigError(
+            f"scenario: first_byte_ms has {low} {latency[low]} above {high} {latency[high]}"
         )
 
 

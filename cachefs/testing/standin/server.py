@@ -84,7 +84,7 @@ class _Connection:
     def on_body(self, data: bytes) -> None:
         self._body += data
         if len(self._body) > REQUEST_BODY_BYTES_MAX:
-            self.close()
+            raise httptools.HttpParserError(f"a body over {REQUEST_BODY_BYTES_MAX} bytes")
 
     def on_message_complete(self) -> None:
         method = self._parser.get_method().decode("latin-1")

@@ -148,10 +148,14 @@ class OssService:
             reply = self._answer(request, kind, effects)
         except OssError as error:
             reply = error.reply(request_id, headers.get("host", ""), is_head=is_head)
-        except ValueError as malformed:
+        except (ValueError, OverflowError) as malformed:
             # A number that is none, an authority that cannot be split: the client's doing.
             refusal = OssError(400, "InvalidArgument", str(malformed))
             reply = refusal.reply(request_id, headers.get("host", ""), is_head=is_head)
+        except OSError as broken:
+            # A full or unreadable disk under the root: an answer, for no client may wait in vain.
+            failure = OssError(500, "InternalError", f"The stand-in's disk: {broken}")
+            reply = failure.reply(request_id, headers.get("host", ""), is_head=is_head)
         reply.headers["x-oss-request-id"] = request_id
         reply.is_head = is_head
         if effects.qos_delay_ms is not None:

@@ -148,6 +148,11 @@ class Verifier:
             )  # fmt: skip
         if key.token and not token:
             raise OssError(403, "AccessDenied", "The security token is missing.", "0002-00000003")
+        if token and token != key.token and any(k.token == token for k in self._keys.values()):
+            raise OssError(
+                403, "AccessKeyIdAndSecurityTokenNotMatch",
+                "The security token belongs to another access key id.",
+            )  # fmt: skip
         if token and token != key.token:
             raise OssError(
                 403, "InvalidSecurityToken", "The security token you provided is invalid.",
@@ -226,7 +231,7 @@ class Verifier:
         date = request.headers.get("x-oss-date") or request.headers.get("date", "")
         try:
             at = email.utils.parsedate_to_datetime(date).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             raise _denied("OSS authentication requires a valid Date.") from None
         _check_skew(at, now_s)
         # The second SDK sends the token of version 1 under a name that is not signed.
