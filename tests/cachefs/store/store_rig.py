@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -48,7 +49,12 @@ class Rig:
 
     def used_bytes(self) -> int:
         """What the disk holds, as the disk counts it."""
-        return sum(path.stat().st_blocks * 512 for path in self.files())
+        used = 0
+        for path in self.files():
+            # The store's own threads may unlink it between the listing and the look.
+            with contextlib.suppress(FileNotFoundError):
+                used += path.stat().st_blocks * 512
+        return used
 
     def check_limit(self) -> None:
         budget = self.store._budget
