@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpufeed.cachefs.testing.standin.listing import list_objects
 from gpufeed.cachefs.testing.standin.objects import Stored
-from gpufeed.cachefs.testing.standin.replies import OssError, Request
+from gpufeed.cachefs.testing.standin.replies import OssError, Request, no_such_key
 
 KEYS = ["a b+c.txt", "a/1", "a/2", "a/b/3", "a-x", "z&<.txt", "数据/1", "數/2"]
 
@@ -100,3 +100,16 @@ def test_max_keys_out_of_range_is_an_error(value: str) -> None:
 def test_a_made_up_token_is_an_error() -> None:
     with pytest.raises(OssError, match="continuation-token"):
         page(KEYS, list_type="2", continuation_token="no such token")
+
+
+def test_an_object_deleted_while_it_is_listed_is_left_out() -> None:
+    def find(key: str) -> Stored:
+        if key == "b":
+            raise no_such_key(key)
+        return Stored(key, 1, "E" * 32, 1, 0.0)
+
+    request = Request("GET", "bucket", "", (("list-type", "2"),), {})
+    root = ET.fromstring(list_objects(request, ["a", "b", "c"], find))
+
+    assert [e.text for e in root.iterfind("Contents/Key")] == ["a", "c"]
+    assert root.findtext("KeyCount") == "2"

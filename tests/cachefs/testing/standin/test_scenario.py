@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -77,6 +78,28 @@ def test_latency_is_fixed_or_drawn_from_a_seeded_distribution() -> None:
         {"first_byte_ms": {"kind": "normal", "mean": 3}},
         {"first_byte_ms": {"kind": "uniform", "low": 3}},
         {"faults": [{}] * 257},
+        {"faults": {"status": 503}},
+        {"faults": ["status"]},
+        {"faults": [{"every": 0}]},
+        {"faults": [{"probability": 1.5}]},
+        {"faults": [{"probability": "often"}]},
+        {"faults": [{"first": "2"}]},
+        {"faults": [{"first": 1.5}]},
+        {"faults": [{"status": 200}]},
+        {"faults": [{"match": 3}]},
+        {"faults": [{"methods": "GET"}]},
+        {"faults": [{"ignore_range": 1}]},
+        {"faults": [{"reset_after_bytes": -1}]},
+        {"faults": [{"stall_after_bytes": 5, "stall_s": "long"}]},
+        {"first_byte_ms": "abc"},
+        {"first_byte_ms": -5},
+        {"first_byte_ms": True},
+        {"first_byte_ms": math.nan},
+        {"first_byte_ms": {"kind": "uniform", "low": "a", "high": 3}},
+        {"first_byte_ms": {"kind": "uniform", "low": 4, "high": 3}},
+        {"first_byte_ms": {"kind": "lognormal", "median": 0, "p99": 1}},
+        {"mb_per_s_total": -1},
+        {"seed": "q"},
     ],
 )
 def test_a_scenario_that_is_not_one_is_refused(scenario: dict[str, object]) -> None:

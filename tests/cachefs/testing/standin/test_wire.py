@@ -13,17 +13,19 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.error
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import fastcrc
+import oss2
 import pytest
 
-from gpufeed.cachefs.errors import OperatorError
+from gpufeed.cachefs.errors import ConfigError, OperatorError
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET
+from gpufeed.cachefs.testing.standin.config import AccessKey
 from gpufeed.cachefs.testing.standin.process import StandinProcess
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
@@ -210,11 +212,22 @@ def test_a_malformed_request_does_not_disturb_others(standin: StandinProcess) ->
     assert get(standin)[1] == DATA
 
 
+def test_what_the_server_did_not_foresee_is_an_answer_and_not_silence(
+    standin: StandinProcess,
+) -> None:
+    far = "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"
+    assert get(standin, If_Modified_Since=far)[0].status == 200
+    assert get(standin, Authorization="OSS test-key:x", Date=far)[0].status == 403
+    (Path(standin.root) / BUCKET / "loop").symlink_to("loop")
+    answer, body = get(standin, "loop")
+    assert (answer.status, ET.fromstring(body).findtext("Code")) == (500, "InternalError")
+
+
 def test_a_malformed_scenario_is_refused_and_the_old_one_stays(standin: StandinProcess) -> None:
     standin.set_scenario({"faults": [{"status": 503}]})
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        standin.set_scenario({"fault": []})
-    refused.value.close()
+    for malformed in ({"fault": []}, {"faults": [{"every": 0}]}, {"first_byte_ms": "abc"}):
+        with pytest.raises(ConfigError, match="scenario"):
+            standin.set_scenario(malformed)
     assert get(standin)[0].status == 503
 
 
@@ -342,6 +355,23 @@ def test_a_503_of_each_kind(standin: StandinProcess, code: str) -> None:
     assert get(standin)[0].status == 200
 
 
+def test_503s_at_a_rate_are_the_same_for_the_same_seed(standin: StandinProcess) -> None:
+    def statuses() -> list[int]:
+        standin.set_scenario({"seed": 5, "faults": [{"status": 503, "probability": 0.25}]})
+        with connected(standin) as connection:
+            return [status(connection) for _ in range(200)]
+
+    def status(connection: http.client.HTTPConnection) -> int:
+        connection.request("GET", "/k.bin", headers={"Host": HOST, "Range": "bytes=0-0"})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    first = statuses()
+    assert 25 <= first.count(503) <= 75
+    assert first == statuses()
+
+
 def test_a_throttled_answer_says_how_long_it_was_held(standin: StandinProcess) -> None:
     standin.set_scenario({"faults": [{"qos_delay_ms": 30}]})
     answer, body = get(standin)
@@ -407,6 +437,41 @@ def test_an_object_that_becomes_another_version_in_the_middle(standin: StandinPr
     assert etags[2] == etags[3] == etags[4], "one change, not one a request"
     assert get(standin, If_Match=etags[0])[0].status == 412
     assert get(standin, If_Match=etags[2])[0].status == 200
+
+
+def test_tokens_expire_by_their_time_and_on_demand(
+    oss_standin_factory: Callable[..., StandinProcess],
+) -> None:
+    now_s = time.time()
+    keys = (
+        AccessKey("fresh", "s1", "token-1", now_s + 3600),
+        AccessKey("stale", "s2", "token-2", now_s - 1),
+    )
+    standin = oss_standin_factory(keys=keys)
+    (Path(standin.root) / BUCKET / "k.bin").write_bytes(DATA)
+
+    def asks(key: AccessKey, token: str) -> tuple[int, str | None, str | None]:
+        auth = oss2.StsAuth(key.key, key.secret, token)
+        address = oss2.Bucket(auth, standin.endpoint, BUCKET).sign_url("HEAD", "k.bin", 60)
+        target = address.removeprefix(standin.endpoint)
+        answer, error = raw(
+            standin, f"HEAD {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        )
+        assert error is None
+        hidden = re.search(rb"x-oss-err: (\S+)", answer)
+        error_xml = ET.fromstring(base64.b64decode(hidden.group(1))) if hidden else ET.Element("E")
+        status = int(answer.split(b" ", 2)[1])
+        return status, error_xml.findtext("Code"), error_xml.findtext("EC")
+
+    expired = (403, "SecurityTokenExpired", "0002-00000007")
+    assert asks(keys[0], "token-1") == (200, None, None)
+    assert asks(keys[1], "token-2") == expired
+    assert asks(keys[0], "token-2")[1] == "AccessKeyIdAndSecurityTokenNotMatch"
+    assert asks(keys[0], "nobody's")[1] == "InvalidSecurityToken"
+    rule = {"expire_token": True, "first": 1, "methods": ["HEAD"]}
+    standin.set_scenario({"faults": [rule]})
+    assert asks(keys[0], "token-1") == expired
+    assert asks(keys[0], "token-1") == (200, None, None)
 
 
 # --- the process ---------------------------------------------------------------------------------
