@@ -75,6 +75,8 @@ def read_scenario(path: str) -> dict[str, Any]:
         )
     except ValueError as error:
         raise ConfigError(f"the scenario {path} is malformed: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"the scenario {path} is malformed: it must be a table")
     return value
 
 

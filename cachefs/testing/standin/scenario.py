@@ -100,12 +100,14 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
 
     @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> Scenario:
+    def parse(cls, value: object) -> Scenario:
         """From a mapping.
 
         Raises:
             ConfigError: an unknown name or a value out of range, which it names.
         """
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"scenario: it is {value!r}; it must be a table")
         known = {"seed", "first_byte_ms", "mb_per_s_per_connection", "mb_per_s_total", "faults"}
         unknown = sorted(set(value) - known)
         if unknown:

@@ -115,7 +115,14 @@ class _Connection:
     def _next(self) -> None:
         if self._sending is not None or self._timer is not None or not self._queue:
             return
-        method, target, headers, body = self._queue.popleft()
+        try:
+            self._answer(*self._queue.popleft())
+        except Exception:
+            # A mistake of ours goes to the loop's log; the client must not wait for it for ever.
+            self.close()
+            raise
+
+    def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> None:
         if target.startswith(CONTROL_PREFIX):
             path = target.partition("?")[0]
             reply, effects, name = self._server.service.control(method, path, body), Effects(), ""

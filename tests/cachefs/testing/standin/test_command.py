@@ -63,6 +63,9 @@ def test_it_says_where_it_listens_and_ends_cleanly(
         (["--root", "{root}", "--scenario", "{root}/none.toml"], NotFoundError, "none.toml"),
         (["--root", "{root}", "--scenario", "{root}/bad.toml"], ConfigError, "malformed"),
         (["--root", "{root}", "--scenario", "{root}/unknown.json"], ConfigError, "unknown speed"),
+        (["--root", "{root}", "--scenario", "{root}/list.json"], ConfigError, "a table"),
+        (["--root", "{root}", "--scenario", "{root}/every.toml"], ConfigError, "every is 0"),
+        (["--root", "{root}", "--mb-per-s", "-3"], ConfigError, "-3"),
         (["--root", "{root}", "--port", "70000"], ConfigError, "70000"),
         (["--root", "{root}", "--secret-variable", "NOT_SET"], ConfigError, "NOT_SET"),
     ],
@@ -72,6 +75,8 @@ def test_bad_input_is_one_clear_error(
 ) -> None:
     (root / "bad.toml").write_text("first_byte_ms =")
     (root / "unknown.json").write_text('{"speed": 1}')
+    (root / "list.json").write_text("[]")
+    (root / "every.toml").write_text("[[faults]]\nevery = 0")
 
     with pytest.raises(error, match=says) as raised:
         command([argument.format(root=root) for argument in arguments])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import http.client
@@ -25,8 +26,9 @@ import pytest
 
 from gpufeed.cachefs.errors import ConfigError, OperatorError
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET
-from gpufeed.cachefs.testing.standin.config import AccessKey
+from gpufeed.cachefs.testing.standin.config import AccessKey, StandinConfig
 from gpufeed.cachefs.testing.standin.process import StandinProcess
+from gpufeed.cachefs.testing.standin.server import Standin
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 HOST = f"{BUCKET}.oss-cn-hangzhou-internal.aliyuncs.com"
@@ -225,10 +227,38 @@ def test_what_the_server_did_not_foresee_is_an_answer_and_not_silence(
 
 def test_a_malformed_scenario_is_refused_and_the_old_one_stays(standin: StandinProcess) -> None:
     standin.set_scenario({"faults": [{"status": 503}]})
-    for malformed in ({"fault": []}, {"faults": [{"every": 0}]}, {"first_byte_ms": "abc"}):
+    for malformed in ({"fault": []}, {"faults": [{"every": 0}]}, {"seed": "x"}, []):
         with pytest.raises(ConfigError, match="scenario"):
             standin.set_scenario(malformed)
     assert get(standin)[0].status == 503
+
+
+def test_a_mistake_of_the_server_ends_its_connection_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / BUCKET).mkdir()
+    (tmp_path / BUCKET / "k.bin").write_bytes(DATA)
+    noted: list[BaseException] = []
+
+    async def ask(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(asked(close=True).encode())
+        answer = await asyncio.wait_for(reader.read(-1), TIMEOUT_S)
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: noted.append(context["exception"]))
+        standin = Standin(StandinConfig(root=str(tmp_path), public_buckets=(BUCKET,)))
+        await standin.start()
+        works, standin.service.handle = standin.service.handle, {}.__getitem__  # type: ignore[method-assign,assignment]
+        assert await ask(standin.port) == b""
+        standin.service.handle = works  # type: ignore[method-assign]
+        assert body_of(await ask(standin.port)) == DATA
+        await standin.stop()
+
+    asyncio.run(run())
+    assert [type(error) for error in noted] == [TypeError]
 
 
 def test_a_client_that_pipelines_without_end_is_cut_off(standin: StandinProcess) -> None:
