@@ -138,11 +138,23 @@ class ShardCache:
         fill = self._fills.get(digest)
         return None if fill is None or fill.has_failed else fill
 
+    def is_filled_by_another(self, fill: Fill) -> bool:
+        """Whether the shard's fill in flight is another one than `fill`."""
+        current = self._joinable(fill.spec.digest)
+        return current is not None and current is not fill
+
     def leave(self, fill: Fill) -> None:
         """A reader is done with a fill."""
         fill.readers -= 1
-        if not fill.readers and not fill.is_cached and fill in self._tasks:
-            self._tasks[fill].cancel()
+        if fill.readers or fill.is_cached or fill not in self._tasks or fill.has_failed:
+            return
+        # Whoever asks from now on gets another fill, not one that is about to be cancelled.
+        digest = fill.spec.digest
+        if self._fills.get(digest) is fill:
+            del self._fills[digest]
+            self.tools.pool.forget(digest)
+        fill.given_up = True
+        self._tasks[fill].cancel()
 
     def _start(self, source: ShardSource, fill: Fill) -> asyncio.Task[None]:
         digest = source.spec.digest
@@ -352,7 +364,18 @@ class ShardReader:
             await self._cache.settled(fill)
             if self._cache.tools.store.lookup(self._digest) is not None:
                 return None
+        if self._cache.is_filled_by_another(fill):
+            return None
         return await self._cache.load(self._source, extent, None, from_store=False)
+
+    def raise_if_failed(self) -> None:
+        """Raise what the shard's fill has met, if it has.
+
+        Raises:
+            GpufeedError: the fill's own error.
+        """
+        if self._fill is not None and self._fill.has_failed:
+            raise _again(self._fill.verified.exception())
 
     def samples(self, first: int, extents_done: int) -> SampleIndex | None:
         """Samples from number `first` on that lie wholly in the first `extents_done` extents."""

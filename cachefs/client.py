@@ -348,16 +348,19 @@ def body_to_memfd(body: bytes) -> int:
     return descriptor
 
 
-def body_from_memfd(descriptor: int) -> bytes:
-    """The body in a memfd that came with a message.
+def body_from_memfd(descriptor: int, limit_bytes: int = wire.MEMFD_BODY_BYTES_MAX) -> bytes:
+    """The body in a memfd that came with a message, at most `limit_bytes` of it.
 
     Raises:
         ProtocolError: no regular, bounded memory behind it.
     """
     size = os.fstat(descriptor).st_size
-    if size > wire.MEMFD_BODY_BYTES_MAX:
-        raise ProtocolError(f"a message body of {size} bytes, over {wire.MEMFD_BODY_BYTES_MAX}")
-    return os.pread(descriptor, size, 0)
+    if size > limit_bytes:
+        raise ProtocolError(f"a message body of {size} bytes, over {limit_bytes}")
+    try:
+        return os.pread(descriptor, size, 0)
+    except OSError as error:
+        raise ProtocolError(f"a message body that cannot be read: {error.strerror}") from None
 
 
 def _send(sock: socket.socket, data: bytes, descriptor: int | None = None) -> None:

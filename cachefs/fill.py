@@ -150,6 +150,7 @@ class Fill:
         self.crcs: dict[int, int] = {}
         self.demanded = False
         self.readers = 0
+        self.given_up = False
         loop = asyncio.get_running_loop()
         self.verified: asyncio.Future[None] = loop.create_future()
         # A fill that only prefetches has nobody who looks at its error.
@@ -225,8 +226,9 @@ class Fill:
                 for work in works(self.spec, tools.extent_bytes, tools.part_bytes):
                     await limit.acquire()
                     await self._pace(work.targets[0].extent)
-                    for target in work.targets:
-                        await self._open(target.extent)
+                    async with tools.pool.taking[self.demanded]:
+                        for target in work.targets:
+                            await self._open(target.extent)
                     task = group.create_task(self._receive(work))
                     task.add_done_callback(lambda _: limit.release())
                 for extent, missing in self._missing.items():
@@ -254,10 +256,14 @@ class Fill:
             return
         tools = self._tools
         near = self._extents.get(extent - 1)
-        slot = await tools.pool.allocate(
-            self.spec.digest, extent, near=near.slot if near else None, demand=self.demanded
-        )
-        assert slot is not None, (self.spec.name, extent)
+        slot = None
+        while slot is None:
+            slot = await tools.pool.allocate(
+                self.spec.digest, extent, near=near.slot if near else None, demand=self.demanded
+            )
+            if slot is None:
+                # A reader fetched this very extent by itself; it keeps its slot, we need our own.
+                tools.pool.disown(self.spec.digest, extent)
         view = tools.pool.view(slot)
         for begin, end in self._zeros.get(extent, ()):
             view[begin:end] = bytes(end - begin)
@@ -437,8 +443,10 @@ class Fill:
             if not future.done():
                 future.set_exception(error)
         self._early.clear()
-        # At once: the next fill of the same shard may begin before this one has ended.
-        self._tools.pool.forget(self.spec.digest)
+        # At once: the next fill of the same shard may begin before this one has ended. Given up,
+        # that was done already, and the next one may be under way.
+        if not self.given_up:
+            self._tools.pool.forget(self.spec.digest)
         await self._drain_settling()
         for state in self._extents.values():
             self._tools.pool.drop(state.slot)

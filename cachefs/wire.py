@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufeed.cachefs import errors
-from gpufeed.cachefs.errors import GpufeedError, ProtocolError
+from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
 from gpufeed.cachefs.sampleindex import SampleIndex
 
 MAGIC = b"GPFD"
@@ -78,7 +78,7 @@ class Message:
         """
         try:
             value = json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolError(f"{self.kind.name} carries no JSON: {error}") from None
         if not isinstance(value, dict):
             raise ProtocolError(f"{self.kind.name} carries {type(value).__name__}, not an object")
@@ -202,8 +202,18 @@ def unpack_samples(body: bytes) -> SamplesEvent:
 
 
 def split_samples(event: SamplesEvent) -> Iterable[SamplesEvent]:
-    """The same samples in pieces that fit a message."""
-    if len(event.index) <= 1 or event.index.nbytes <= INLINE_BODY_BYTES:
+    """The same samples in pieces that fit a message.
+
+    Raises:
+        CapacityError: one sample alone has more fields than a message can name.
+    """
+    if len(event.index) == 1 and event.index.nbytes > INLINE_BODY_BYTES:
+        sample = event.index[0]
+        raise CapacityError(
+            f"sample {sample.key} has {len(sample.members)} fields, whose names and places take "
+            f"{event.index.nbytes} bytes, over {INLINE_BODY_BYTES}: split the sample"
+        )
+    if event.index.nbytes <= INLINE_BODY_BYTES:
         yield event
         return
     half = len(event.index) // 2

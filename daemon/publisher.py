@@ -177,7 +177,7 @@ class Publisher:
                 if seeker.has_sought_all:
                     self._set_calm(True)
                 while not seeker.has_pending:
-                    self._check_window(shard, extent, source)
+                    self._check_window(shard, extent, source, reader)
                     await self._wait_credit()
                     if self._take_credit():
                         seeker.seek_next()
@@ -241,11 +241,14 @@ class Publisher:
             self._credit_came.clear()
             await self._credit_came.wait()
 
-    def _check_window(self, shard: _Progress, extent: int, source: ShardSource) -> None:
+    def _check_window(
+        self, shard: _Progress, extent: int, source: ShardSource, reader: ShardReader
+    ) -> None:
         """Out of credit: make sure that the client is able to give some back."""
         extent_bytes = self._cache.tools.extent_bytes
         unfinished = extent - shard.last_end_bytes // extent_bytes
         if self._credits <= 0 and unfinished >= self._window:
+            reader.raise_if_failed()
             raise CapacityError(
                 f"a sample of {source.spec.name} that begins near byte {shard.last_end_bytes} is "
                 f"longer than the session's window of {format_bytes(self._window * extent_bytes)}:"

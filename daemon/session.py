@@ -37,6 +37,9 @@ _LOG = logging.getLogger("gpufeed.session")
 OUTBOX_MESSAGES_MAX = 256
 MESSAGES_PER_WAKE_MAX = 64
 REQUESTS_IN_FLIGHT_MAX = 8
+# What a client may send in one body; the daemon parses it on its loop.
+REQUEST_BODY_BYTES_MAX = 16 * MIB
+ACCEPT_PAUSE_S = 0.5
 # The publisher's two tasks live as long as the session.
 _LASTING_TASKS = 2
 DATASETS_PER_SESSION_MAX = 256
@@ -114,6 +117,8 @@ class ServerSession:
                 self._end()
                 return
             if not data:
+                for descriptor in descriptors:
+                    os.close(descriptor)
                 self._end()
                 return
             try:
@@ -171,6 +176,10 @@ class ServerSession:
     def _request(self, kind: Kind, value: dict[str, Any]) -> None:
         if len(self._tasks) >= REQUESTS_IN_FLIGHT_MAX + _LASTING_TASKS:
             raise ProtocolError(f"more than {REQUESTS_IN_FLIGHT_MAX} requests at once")
+        if len(self._outbox) >= OUTBOX_MESSAGES_MAX:
+            raise ProtocolError("requests come, but their answers are not read")
+        if not isinstance(value.get("id"), int):
+            raise ProtocolError("a request without a number")
         answer = self._open if kind is Kind.OPEN else self._index
         self._spawn(self._answer(answer, value))
 
@@ -354,7 +363,14 @@ class SessionServer:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError as shortage:
+            # Out of descriptors: the connection stays in the queue, and we would be called at once.
+            _LOG.warning("no session can be accepted for now: %s", shortage)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener.fileno())
+            loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
             return
         sock.setblocking(False)
         if len(self._sessions) >= self._sessions_max:
@@ -368,6 +384,10 @@ class SessionServer:
         self._sessions[self._numbers] = ServerSession(self._numbers, sock, self)
         self.cache.tools.metrics.add("sessions_total")
         self._count()
+
+    def _accept_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def ending(self, task: asyncio.Task[None]) -> None:
         """Keep a session's closing task until it is done."""
@@ -418,7 +438,7 @@ def _with_body(data: bytes, descriptors: list[int]) -> Message:
             return message
         if len(descriptors) != 1:
             raise ProtocolError(f"{message.kind.name} came without its body")
-        return Message(message.kind, body_from_memfd(descriptors[0]))
+        return Message(message.kind, body_from_memfd(descriptors[0], REQUEST_BODY_BYTES_MAX))
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

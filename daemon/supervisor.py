@@ -46,6 +46,7 @@ from gpufeed.daemon.session import SessionServer
 
 _LOG = logging.getLogger("gpufeed.daemon")
 ALLOW_ALL = ("",)
+PARTS_PER_ARENA_MIN = 16
 # How long an embedded daemon waits for whoever started it.
 FIRST_SESSION_S = 15.0
 
@@ -85,7 +86,7 @@ async def running(
         book = PlanBook()
         tools = FillTools(
             engine=engine, store=store, pool=SlotPool(arena, metrics), metrics=metrics,
-            extent_bytes=extent_bytes, part_bytes=settings.origin.part_bytes,
+            extent_bytes=extent_bytes, part_bytes=part_bytes_of(settings),
             pending=book.pending,
         )  # fmt: skip
         cache = ShardCache(tools, wanted=book.claimed)
@@ -128,6 +129,16 @@ async def serve(settings: Settings, *, embedded: bool, ready_fd: int) -> None:
                 linger.on_count(daemon.server.session_count)
             await stop.wait()
             _LOG.info("ending")
+
+
+def part_bytes_of(settings: Settings) -> int:
+    """The size of a request: as configured, but no more than a sixteenth of the arena.
+
+    A part's slots are taken before its first byte; several must be under way at once.
+    """
+    arena = settings.arena
+    whole_extents = max(1, arena.slot_count // PARTS_PER_ARENA_MIN)
+    return min(settings.origin.part_bytes, whole_extents * arena.extent_bytes)
 
 
 class Linger:

@@ -29,6 +29,9 @@ class SlotPool:
         self._demand: collections.deque[asyncio.Future[None]] = collections.deque()
         self._prefetch: collections.deque[asyncio.Future[None]] = collections.deque()
         self._reserve_count = max(1, int(arena.slot_count * DEMAND_RESERVE_RATIO))
+        # Whoever needs several slots at once takes them under one of these: if two waited with a
+        # part of theirs in hand, they could wait for each other.
+        self.taking = {True: asyncio.Lock(), False: asyncio.Lock()}
         metrics.set("arena_slots", arena.slot_count)
 
     async def allocate(
@@ -38,6 +41,8 @@ class SlotPool:
         queue = self._demand if demand else self._prefetch
         while True:
             if self.table.knows(digest, extent):
+                # Whoever is next must not wait for a turn that is not taken here.
+                self._wake()
                 return None
             if self._may_take(demand):
                 slot = self.table.allocate(digest, extent, near=near)
@@ -67,6 +72,12 @@ class SlotPool:
     def drop(self, slot: int, *, wanted: bool = False) -> None:
         """One holder less; see `SlotTable.drop`."""
         self.table.drop(slot, wanted=wanted)
+        self._count()
+        self._wake()
+
+    def disown(self, digest: str, extent: int) -> None:
+        """See `SlotTable.disown`."""
+        self.table.disown(digest, extent)
         self._count()
         self._wake()
 

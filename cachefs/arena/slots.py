@@ -133,17 +133,21 @@ class SlotTable:
 
     def forget(self, digest: str) -> None:
         """Stop showing any extent of a shard found wrong. Held slots go free at their last drop."""
-        for (owner, extent), slot in list(self._where.items()):
-            if owner != digest:
-                continue
-            state = self._slots[slot]
-            state.ready = False
-            del self._where[(owner, extent)]
-            state.digest, state.extent = "", -1
-            if state.holders == 0:
-                self._cold.pop(slot, None)
-                self._warm.pop(slot, None)
-                self._free.append(slot)
+        for owner, extent in list(self._where):
+            if owner == digest:
+                self.disown(owner, extent)
+
+    def disown(self, digest: str, extent: int) -> None:
+        """Stop showing one extent; whoever holds its slot keeps the bytes."""
+        slot = self._where.pop((digest, extent), None)
+        if slot is None:
+            return
+        state = self._slots[slot]
+        state.digest, state.extent, state.ready = "", -1, False
+        if state.holders == 0:
+            self._cold.pop(slot, None)
+            self._warm.pop(slot, None)
+            self._free.append(slot)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step."""

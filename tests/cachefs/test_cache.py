@@ -295,3 +295,131 @@ async def test_prefetched_shards_are_hits(tmp_path: Path) -> None:
     assert await rig.read(source) == members(data)
     assert rig.engine.bytes_by_url[source.spec.name] == len(data)
     await rig.close()
+
+
+@pytest.mark.parametrize("slots", [8, 16])
+async def test_readers_of_all_speeds_get_a_bypassed_shard_right(slots: int) -> None:
+    rig = Rig(None, slots=slots)
+    data = make_tar(120)
+    source = rig.tar("a.tar", data)
+    expected = members(data)
+
+    async def read(start: int, pause: int) -> None:
+        for _ in range(start):
+            await asyncio.sleep(0)
+        for _ in range(3):
+            reader = rig.cache.open(source)
+            found = b""
+            for extent in range(reader.extent_count):
+                slot, _tier = await reader.extent(extent)
+                found += bytes(rig.pool.view(slot)[: reader.length(extent)])
+                for _ in range(pause):
+                    await asyncio.sleep(0)
+                rig.pool.drop(slot)
+            await reader.finish()
+            index = reader.samples(0, reader.extent_count + 1)
+            assert {r.key for r in index} == {name[:5] for name in expected}
+            reader.close()
+            assert found == data
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(read(7 * i, (0, 3, 40, 11)[i]) for i in range(4)))
+    await rig.close()
+
+
+async def test_a_reader_that_comes_as_the_last_one_leaves_gets_a_fill_of_its_own() -> None:
+    rig = Rig(None)
+    data = make_tar(60)
+    source = rig.tar("a.tar", data)
+    for steps in range(40):
+        first = asyncio.create_task(rig.read(source))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+
+        assert await rig.read(source) == members(data)
+    await rig.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed", "wrong"])
+async def test_a_file_damaged_in_many_places_at_once_is_filled_anew_once(
+    tmp_path: Path, damage: str
+) -> None:
+    rig = Rig(tmp_path, slots=8)
+    data = make_tar(120)
+    source = rig.tar("a.tar", data)
+    await rig.read(source)
+    await rig.cache.idle()
+    (path,) = [p for p in (tmp_path / "shards").rglob("*") if p.is_file()]
+    if damage == "removed":
+        path.unlink()
+    elif damage == "cut":
+        with path.open("r+b") as file:
+            file.truncate(20_000)
+    else:
+        with path.open("r+b") as file:
+            for extent in range(len(data) // EXTENT):
+                file.seek(4096 + extent * EXTENT + 100)
+                file.write(b"wrong")
+    rig.pool.forget(source.spec.digest)
+
+    reader = rig.cache.open(source)
+    found = await asyncio.gather(*(reader.extent(i) for i in range(4)))
+    for slot, _tier in found:
+        rig.pool.drop(slot)
+    reader.close()
+    assert await rig.read(source) == members(data)
+
+    assert rig.metrics.get("quarantined_total") == 1
+    await rig.close()
+
+
+async def test_samples_are_known_at_once_after_a_refill(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, slots=8)
+    source = rig.tar("a.tar", make_tar(120))
+    whole = len(await rig.read(source)) // 2
+    await rig.cache.idle()
+    reader = rig.cache.open(source)
+
+    reader._reattach(reader._attachment)
+
+    assert len(reader.samples(0, reader.extent_count)) == whole
+    reader.close()
+    await rig.close()
+
+
+async def test_empty_objects_alone_are_samples_too(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    (source,) = rig.loose({"a.txt": b"", "b.txt": b""})
+
+    assert await rig.read(source) == {"a.txt": b"", "b.txt": b""}
+    await rig.close()
+
+
+async def test_a_part_larger_than_the_free_arena_does_not_lock_fills_up() -> None:
+    rig = Rig(None, slots=8)
+    sources = [rig.tar(f"{i}.tar", make_tar(60)) for i in range(4)]
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(rig.read(source) for source in sources))
+    await rig.close()
+
+
+async def test_a_turn_that_is_not_taken_is_passed_on() -> None:
+    rig = Rig(None, slots=8)
+    held = [await rig.pool.allocate("x", i, demand=True) for i in range(8)]
+    first = asyncio.create_task(rig.pool.allocate("a", 0, demand=True))
+    same = asyncio.create_task(rig.pool.allocate("a", 0, demand=True))
+    other = asyncio.create_task(rig.pool.allocate("b", 0, demand=True))
+    await asyncio.sleep(0)
+    rig.pool.drop(held[0])
+    await first
+    rig.pool.drop(held[1])
+
+    async with asyncio.timeout(10):
+        assert await same is None
+        assert await other is not None
+    for slot in [*held[2:], first.result(), other.result()]:
+        rig.pool.drop(slot)
+    await rig.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import time
 import urllib.error
 from pathlib import Path
 
 import pytest
 
+from gpufeed.cachefs import wire
 from gpufeed.cachefs.client import (
     DatasetRequest,
     ExtentEvent,
@@ -347,3 +349,45 @@ def test_a_signal_under_load_leaves_nothing(node, number: int) -> None:
     assert not Path(node.socket).exists()
     left = [p for p in (node.place / "cache" / "shards").rglob("*") if p.is_file()]
     assert left == []
+
+
+def test_descriptors_sent_by_strangers_are_closed(node) -> None:
+    process = node.start()
+    fds = f"/proc/{process.pid}/fd"
+    before = len(os.listdir(fds))
+    for data in (b"", b"x", b"GPFD"):
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.connect(node.socket)
+                socket.send_fds(sock, [data], [0, 1])
+    wait_until_gone(node)
+    assert len(os.listdir(fds)) <= before + 2
+    assert node.stop(process) == 0
+
+
+def test_hostile_bodies_end_their_session_and_no_other(node) -> None:
+    samples = node.put_tars(4, 10)
+    process = node.start()
+    with Session.connect(node.socket) as good:
+        for body in (b"[" * 100_000, b"{}", b"\xff" * 1000, b'{"id": 1, "urls": 3}'):
+            with Session.connect(node.socket) as bad:
+                bad._send(wire.pack(wire.Kind.OPEN, body[: wire.INLINE_BODY_BYTES]))
+                select.select([bad], [], [], 10)
+                with pytest.raises((GpufeedError, ValueError)):
+                    bad.receive()
+        assert read_all(good, good.open_dataset(TARS), range(4)) == samples
+    wait_until_gone(node)
+    assert node.stop(process) == 0
+
+
+def test_a_sample_of_too_many_fields_is_refused_by_name(node) -> None:
+    from node import tar_of
+
+    many = {"vid": {f"{'n' * 60}{i:05d}.jpg": b"x" for i in range(800)}}
+    (node.bucket / "train-000.tar").write_bytes(tar_of(many))
+    process = node.start()
+    with Session.connect(node.socket) as session:
+        dataset = session.open_dataset(DatasetRequest(urls=(f"oss://{BUCKET}/train-000.tar",)))
+        with pytest.raises(CapacityError, match="vid has 800 fields"):
+            read_all(session, dataset, [0])
+    assert node.stop(process) == 0
