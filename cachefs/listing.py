@@ -21,6 +21,7 @@ from gpufeed.cachefs.model import ObjectInfo, ShardSpec, Source
 from gpufeed.cachefs.sampleindex import Member, SampleIndex, SampleIndexBuilder
 
 TAR_SUFFIXES = (".tar",)
+PACKED_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 PADDING_RATIO_MAX = 0.05
 # Objects begin where a SIMD load likes it.
 ALIGN_BYTES = 64
@@ -48,6 +49,12 @@ def guess_kind(infos: Sequence[ObjectInfo]) -> str:
     Raises:
         UsageError: a mixture.
     """
+    packed = [info.url for info in infos if info.url.lower().endswith(PACKED_TAR_SUFFIXES)]
+    if packed:
+        raise UsageError(
+            f"{packed[0]} is a compressed tar, which is not read yet: unpack it to a plain .tar "
+            "(kind='loose' would read the archive itself as one sample)"
+        )
     tars = sum(info.url.endswith(TAR_SUFFIXES) for info in infos)
     if tars not in (0, len(infos)):
         raise UsageError(

@@ -121,6 +121,12 @@ class _ImageCrop:
             return image
         if callable(self.label):
             return image, self.label(sample)
+        if self.label not in sample:
+            fields = ", ".join(name for name in sample if not name.startswith("__"))
+            raise UsageError(
+                f"sample {sample.get('__key__')} has no field {self.label!r} (it has {fields}): "
+                "pass label=None, a field, or a callable such as label_from_directory"
+            )
         return image, int(bytes(sample[self.label]))
 
     def _image(self, data: memoryview | bytes) -> Pixels:

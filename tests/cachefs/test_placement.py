@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufeed.cachefs.listing import virtual_shards
+from gpufeed.cachefs.errors import UsageError
+from gpufeed.cachefs.listing import guess_kind, virtual_shards
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec, Source
 from gpufeed.cachefs.placement import works, works_of_extent, zero_ranges
 
@@ -92,3 +94,9 @@ def test_the_grouping_depends_on_the_listing_alone() -> None:
 
     assert [s.spec.digest for s in make()] == [s.spec.digest for s in make()]
     assert [s.info.url for s in make()[0].spec.sources] != [info.url for info in infos[:20]]
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "b.TGZ", "c.tar.zst"])
+def test_a_compressed_tar_is_refused_and_not_read_as_one_loose_sample(name: str) -> None:
+    with pytest.raises(UsageError, match="compressed"):
+        guess_kind([ObjectInfo(f"oss://b/{name}", 10, "e")])
