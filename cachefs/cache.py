@@ -26,6 +26,7 @@ from gpufeed.cachefs.fill import Fill, FillTools, Indexer
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.placement import extent_length, works_of_extent
 from gpufeed.cachefs.sampleindex import SampleIndex
+from gpufeed.cachefs.store.store import Reservation
 
 # A shard found wrong again right after its refill means a disk or memory that lies.
 REFILLS_MAX = 2
@@ -89,10 +90,7 @@ class ShardCache:
         if reservation is None:
             return None
         self.tools.metrics.add("misses_total")
-        return self._start(source, Fill(
-            source.spec, self.tools, options=source.options,
-            indexer=source.make_indexer(source.spec), reservation=reservation,
-        ))  # fmt: skip
+        return self._tasks[self._start(source, reservation)]
 
     @property
     def fills_count(self) -> int:
@@ -125,11 +123,7 @@ class ShardCache:
             reservation = self.tools.store.reserve(source.spec, wanted=self._wanted)
             if reservation is None:
                 metrics.add("bypass_total")
-            fill = Fill(
-                source.spec, self.tools, options=source.options,
-                indexer=source.make_indexer(source.spec), reservation=reservation,
-            )  # fmt: skip
-            self._start(source, fill)
+            fill = self._start(source, reservation)
         fill.demanded = True
         fill.readers += 1
         return fill
@@ -156,8 +150,12 @@ class ShardCache:
         fill.given_up = True
         self._tasks[fill].cancel()
 
-    def _start(self, source: ShardSource, fill: Fill) -> asyncio.Task[None]:
+    def _start(self, source: ShardSource, reservation: Reservation | None) -> Fill:
         digest = source.spec.digest
+        fill = Fill(
+            source.spec, self.tools, options=source.options,
+            indexer=source.make_indexer(source.spec), reservation=reservation,
+        )  # fmt: skip
         # Leftovers in the arena may be of an incarnation that was found wrong.
         self.tools.pool.forget(digest)
         self._fills[digest] = fill
@@ -170,7 +168,7 @@ class ShardCache:
                 del self._fills[digest]
 
         task.add_done_callback(done)
-        return task
+        return fill
 
     async def settled(self, fill: Fill) -> None:
         """Wait until a fill has committed or given up."""
@@ -180,9 +178,7 @@ class ShardCache:
 
     # --- extents ------------------------------------------------------------------------------
 
-    async def load(
-        self, source: ShardSource, extent: int, near: int | None, *, from_store: bool
-    ) -> int | None:
+    async def load(self, source: ShardSource, extent: int, *, from_store: bool) -> int | None:
         """An extent from the store, or from the origin by a range request; held for the caller.
 
         One load an extent at a time: others wait and find it in the arena. None: a fill that began
@@ -199,7 +195,7 @@ class ShardCache:
             if under_way is not None:
                 await asyncio.wait([under_way])
                 continue
-            slot = await pool.allocate(digest, extent, near=near, demand=True)
+            slot = await pool.allocate(digest, extent, demand=True)
             if slot is not None:
                 break
             if (digest, extent) not in self._loads:
@@ -258,7 +254,7 @@ class ShardReader:
         self._index: SampleIndex | None = None
         self._index_is_whole = False
         self._ends = np.zeros(0, dtype=np.uint64)
-        self._chunks_seen = 0
+        self._chunks_taken = 0
         self._attach()
 
     @property
@@ -297,7 +293,7 @@ class ShardReader:
             self._leased = False
             self._cache.tools.store.release(self._digest)
 
-    async def extent(self, extent: int, near: int | None = None) -> tuple[int, str]:
+    async def extent(self, extent: int) -> tuple[int, str]:
         """Returns the slot that holds the extent, held for the caller, and the tier it came from.
 
         Raises:
@@ -319,7 +315,7 @@ class ShardReader:
                 self._reattach(seen)
                 continue
             try:
-                slot = await self._cache.load(self._source, extent, near, from_store=True)
+                slot = await self._cache.load(self._source, extent, from_store=True)
             except IntegrityError:
                 if self._attachment is seen:
                     self._refills += 1
@@ -328,7 +324,7 @@ class ShardReader:
                 slot = None
             except StorageError:
                 # The machine is short of something for now; the shard itself is not to blame.
-                slot = await self._cache.load(self._source, extent, near, from_store=False)
+                slot = await self._cache.load(self._source, extent, from_store=False)
                 if slot is not None:
                     return slot, "origin"
             if slot is not None:
@@ -366,7 +362,7 @@ class ShardReader:
                 return None
         if self._cache.is_filled_by_another(fill):
             return None
-        return await self._cache.load(self._source, extent, None, from_store=False)
+        return await self._cache.load(self._source, extent, from_store=False)
 
     def raise_if_failed(self) -> None:
         """Raise what the shard's fill has met, if it has.
@@ -377,22 +373,30 @@ class ShardReader:
         if self._fill is not None and self._fill.has_failed:
             raise _again(self._fill.verified.exception())
 
-    def samples(self, first: int, extents_done: int) -> SampleIndex | None:
-        """Samples from number `first` on that lie wholly in the first `extents_done` extents."""
-        index = self._known_index()
-        if index is None:
-            return None
+    def samples(self, first: int, extents_done: int) -> list[SampleIndex]:
+        """Samples that lie wholly in the first `extents_done` extents and were not returned before.
+
+        Args:
+            first: how many were returned before.
+            extents_done: grows from call to call.
+        """
+        if self._fill is not None and not self._index_is_whole:
+            return self._chunks_until(extents_done)
+        if self._index is None:
+            return []
         limit = extents_done * self._cache.tools.extent_bytes
         end = int(np.searchsorted(self._ends, limit, side="right"))
-        return index.slice(first, end) if end > first else None
+        return [self._index.slice(first, end)] if end > first else []
 
-    def _known_index(self) -> SampleIndex | None:
-        if self._index_is_whole or self._fill is None:
-            return self._index
-        if self._chunks_seen != len(self._fill.chunks):
-            self._chunks_seen = len(self._fill.chunks)
-            self._set_index(self._fill.sample_index)
-        return self._index
+    def _chunks_until(self, extents_done: int) -> list[SampleIndex]:
+        assert self._fill is not None
+        found = []
+        for extent, index in self._fill.chunks[self._chunks_taken :]:
+            if extent >= extents_done:
+                break
+            found.append(index)
+        self._chunks_taken += len(found)
+        return found
 
     @property
     def is_stored(self) -> bool:

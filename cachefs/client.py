@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpufeed.cachefs import wire
+from gpufeed.cachefs.bodies import body_to_memfd, close_all, with_body
 from gpufeed.cachefs.errors import (
     DaemonUnavailableError,
     ProtocolError,
@@ -263,7 +264,7 @@ class Session:
                 message, descriptors = _receive(self._sock)
             except BlockingIOError:
                 break
-            _close_all(descriptors)
+            close_all(descriptors)
             events.extend(_events(message))
         return events
 
@@ -327,7 +328,7 @@ class Session:
             except BlockingIOError:
                 self._wait(selectors.EVENT_READ, deadline_s)
                 continue
-            return _with_body(message, descriptors)
+            return with_body(message, descriptors)
 
     def _wait(self, what: int, deadline_s: float) -> None:
         with selectors.DefaultSelector() as selector:
@@ -337,30 +338,6 @@ class Session:
                     "the daemon did not answer in time; see its log, and `gpufeed config show` for "
                     "the origin that it asks"
                 )
-
-
-def body_to_memfd(body: bytes) -> int:
-    """A memfd with `body`; the caller closes it."""
-    descriptor = os.memfd_create("gpufeed-body", os.MFD_CLOEXEC)
-    view = memoryview(body)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    return descriptor
-
-
-def body_from_memfd(descriptor: int, limit_bytes: int = wire.MEMFD_BODY_BYTES_MAX) -> bytes:
-    """The body in a memfd that came with a message, at most `limit_bytes` of it.
-
-    Raises:
-        ProtocolError: no regular, bounded memory behind it.
-    """
-    size = os.fstat(descriptor).st_size
-    if size > limit_bytes:
-        raise ProtocolError(f"a message body of {size} bytes, over {limit_bytes}")
-    try:
-        return os.pread(descriptor, size, 0)
-    except OSError as error:
-        raise ProtocolError(f"a message body that cannot be read: {error.strerror}") from None
 
 
 def _send(sock: socket.socket, data: bytes, descriptor: int | None = None) -> None:
@@ -383,25 +360,9 @@ def _receive(sock: socket.socket) -> tuple[Message, list[int]]:
     except TimeoutError:
         raise DaemonUnavailableError("the daemon did not answer in time") from None
     if not data:
-        _close_all(descriptors)
+        close_all(descriptors)
         raise DaemonUnavailableError("the daemon closed the session")
     return wire.unpack(data), descriptors
-
-
-def _with_body(message: Message, descriptors: list[int]) -> Message:
-    try:
-        if not message.in_memfd:
-            return message
-        if len(descriptors) != 1:
-            raise ProtocolError(f"{message.kind.name} came without its body")
-        return Message(message.kind, body_from_memfd(descriptors[0]))
-    finally:
-        _close_all(descriptors)
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _events(message: Message) -> list[Event]:

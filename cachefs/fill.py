@@ -205,16 +205,16 @@ class Fill:
             metrics.add("fills_total")
             await self._commit()
         except GpufeedError as error:
-            await finished(asyncio.get_running_loop().create_task(self._fail(error)))
+            await self._fail_whole(error)
         except asyncio.CancelledError:
             given_up = OriginUnavailableError(f"the fill of {self.spec.name} was given up")
-            await finished(asyncio.get_running_loop().create_task(self._fail(given_up)))
+            await self._fail_whole(given_up)
             raise
         except Exception:
             # The top of a task: whatever it is, readers must not wait for ever.
             _LOG.exception("the fill of %s met an internal error", self.spec.name)
             broken = GpufeedError(f"{self.spec.name}: internal error; the daemon's log has it")
-            await finished(asyncio.get_running_loop().create_task(self._fail(broken)))
+            await self._fail_whole(broken)
         finally:
             metrics.add("fills_in_flight", -1)
 
@@ -431,6 +431,10 @@ class Fill:
             await store.commit(reservation, crcs, index)
         except StorageError:
             self._tools.metrics.add("bypass_total")
+
+    async def _fail_whole(self, error: GpufeedError) -> None:
+        """`_fail`, not to be cut short."""
+        await finished(asyncio.get_running_loop().create_task(self._fail(error)))
 
     async def _fail(self, error: GpufeedError) -> None:
         """Tell everybody, keep nothing."""

@@ -201,8 +201,7 @@ async def _read_through(cache: ShardCache, source: ShardSource) -> int:
             slot, _ = await reader.extent(extent)
             cache.tools.pool.drop(slot)
         await reader.finish()
-        index = reader.samples(0, reader.extent_count)
-        return 0 if index is None else len(index)
+        return sum(map(len, reader.samples(0, reader.extent_count)))
     finally:
         reader.close()
 

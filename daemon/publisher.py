@@ -211,14 +211,12 @@ class Publisher:
         self._metrics.add("published_bytes_total", length)
 
     def _publish_samples(self, shard: _Progress, reader: ShardReader, extents_done: int) -> None:
-        index = reader.samples(shard.samples_sent, extents_done)
-        if index is None:
-            return
-        whole = SamplesEvent(shard.position, shard.samples_sent, index)
-        for event in wire.split_samples(whole):
-            self._outlet.send(wire.pack(Kind.SAMPLES, wire.pack_samples(event)))
-        shard.samples_sent += len(index)
-        shard.last_end_bytes = int(index.ends()[-1])
+        for index in reader.samples(shard.samples_sent, extents_done):
+            whole = SamplesEvent(shard.position, shard.samples_sent, index)
+            for event in wire.split_samples(whole):
+                self._outlet.send(wire.pack(Kind.SAMPLES, wire.pack_samples(event)))
+            shard.samples_sent += len(index)
+            shard.last_end_bytes = int(index.ends()[-1])
 
     async def _timed(self, found: Awaitable[tuple[int, str]]) -> tuple[int, str]:
         begin_s = self._clock.monotonic_s()

@@ -22,8 +22,8 @@ from typing import Any
 
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.arena.pool import WINDOWS_RATIO
+from gpufeed.cachefs.bodies import body_to_memfd, close_all, with_body
 from gpufeed.cachefs.cache import ShardCache
-from gpufeed.cachefs.client import body_from_memfd, body_to_memfd
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError, UsageError
 from gpufeed.cachefs.plan import PlanBook
@@ -117,12 +117,11 @@ class ServerSession:
                 self._end()
                 return
             if not data:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                close_all(descriptors)
                 self._end()
                 return
             try:
-                self._handle(_with_body(data, descriptors))
+                self._handle(_message(data, descriptors))
             except GpufeedError as error:
                 self._refuse(error)
                 return
@@ -292,18 +291,21 @@ class ServerSession:
         self._end()
 
     def _end(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.remove_writer(self._sock.fileno())
+        if self._stop_watching():
             self._server.ending(self._loop.create_task(self.close()))
+
+    def _stop_watching(self) -> bool:
+        """Nothing is received or sent from now on; False if that was so already."""
+        if self._closing:
+            return False
+        self._closing = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        return True
 
     async def close(self) -> None:
         """Take everything back."""
-        if not self._closing:
-            self._closing = True
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.remove_writer(self._sock.fileno())
+        self._stop_watching()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -431,17 +433,13 @@ def _wanted(value: dict[str, Any]) -> Wanted:
     )
 
 
-def _with_body(data: bytes, descriptors: list[int]) -> Message:
+def _message(data: bytes, descriptors: list[int]) -> Message:
     try:
         message = wire.unpack(data)
-        if not message.in_memfd:
-            return message
-        if len(descriptors) != 1:
-            raise ProtocolError(f"{message.kind.name} came without its body")
-        return Message(message.kind, body_from_memfd(descriptors[0], REQUEST_BODY_BYTES_MAX))
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    except GpufeedError:
+        close_all(descriptors)
+        raise
+    return with_body(message, descriptors, REQUEST_BODY_BYTES_MAX)
 
 
 def _close(descriptor: int | None) -> None:

@@ -93,10 +93,6 @@ class SlotTable:
         # A slot whose shard was forgotten meanwhile belongs to nobody any more.
         state.ready = bool(state.digest)
 
-    def is_ready(self, slot: int) -> bool:
-        """Whether the held slot's bytes are all there."""
-        return self._slots[slot].ready
-
     def hold(self, slot: int) -> None:
         """One more holder."""
         state = self._slots[slot]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from gpufeed.cachefs.errors import OriginUnavailableError
-from gpufeed.cachefs.origin.waiting import until_done
+from gpufeed.cachefs.tasks import until_done
 
 _Result = TypeVar("_Result")
 Make = Callable[["Crossing[_Result]"], Coroutine[Any, Any, _Result]]

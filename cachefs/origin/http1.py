@@ -34,7 +34,7 @@ import httptools
 from gpufeed.cachefs.errors import UsageError
 from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure, FailureKind
 from gpufeed.cachefs.origin.sink import Sink
-from gpufeed.cachefs.origin.waiting import until_done
+from gpufeed.cachefs.tasks import until_done
 from gpufeed.cachefs.units import KIB
 
 HEAD_LIMIT_BYTES = 16 * KIB

@@ -28,7 +28,7 @@ from gpufeed.cachefs.errors import (
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin.base import OnTarget
-from gpufeed.cachefs.origin.waiting import in_thread
+from gpufeed.cachefs.tasks import in_thread
 
 THREADS = 8
 _Result = TypeVar("_Result")

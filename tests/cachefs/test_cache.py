@@ -84,13 +84,12 @@ class Rig:
                     tiers.add(tier)
                 data += bytes(self.pool.view(slot)[: reader.length(extent)])
                 self.pool.drop(slot)
-                index = reader.samples(seen, extent + 1)
-                if index is not None:
+                for index in reader.samples(seen, extent + 1):
                     seen += len(index)
                     samples += list(index)
             await reader.finish()
-            index = reader.samples(seen, reader.extent_count + 1)
-            samples += list(index) if index is not None else []
+            for index in reader.samples(seen, reader.extent_count + 1):
+                samples += list(index)
         finally:
             reader.close()
         return {
@@ -317,8 +316,8 @@ async def test_readers_of_all_speeds_get_a_bypassed_shard_right(slots: int) -> N
                     await asyncio.sleep(0)
                 rig.pool.drop(slot)
             await reader.finish()
-            index = reader.samples(0, reader.extent_count + 1)
-            assert {r.key for r in index} == {name[:5] for name in expected}
+            chunks = reader.samples(0, reader.extent_count + 1)
+            assert {r.key for index in chunks for r in index} == {name[:5] for name in expected}
             reader.close()
             assert found == data
 
@@ -384,7 +383,7 @@ async def test_samples_are_known_at_once_after_a_refill(tmp_path: Path) -> None:
 
     reader._reattach(reader._attachment)
 
-    assert len(reader.samples(0, reader.extent_count)) == whole
+    assert [len(index) for index in reader.samples(0, reader.extent_count)] == [whole]
     reader.close()
     await rig.close()
 
