@@ -67,6 +67,8 @@ class Engine(Protocol):
         targets: Sequence[memoryview],
         on_target: Callable[[int], None],
         options: Mapping[str, str] | None = None,
+        *,
+        demand: bool = True,
     ) -> int | None:
         """See `gpufeed.cachefs.origin.engine.OriginEngine`."""
         ...

@@ -39,12 +39,15 @@ class Origin(Protocol):
         begin_bytes: int,
         targets: Sequence[memoryview],
         on_target: OnTarget,
+        *,
+        demand: bool = True,
     ) -> int | None:
         """Receive ``[begin_bytes, begin_bytes + sum of lengths)`` into `targets`, in order.
 
         Each target is reported by `on_target(i)` once, when all of its bytes have arrived and the
         answer's status, version and range have been checked. A retry goes on where the last
-        attempt ended: a target reported is never written again.
+        attempt ended: a target reported is never written again. `demand` says that somebody waits:
+        where an origin has to choose, such reads go first, and only they are not paced.
 
         Returns:
             The whole object's CRC-64/XZ if the answer told it, else None.

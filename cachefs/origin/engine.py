@@ -140,12 +140,14 @@ class OriginEngine:
         targets: Sequence[memoryview],
         on_target: OnTarget,
         options: Mapping[str, str] | None = None,
+        *,
+        demand: bool = True,
     ) -> int | None:
         """See `Origin.read_into`; `on_target` is called on the caller's loop, before this ends."""
 
         def make(crossing: Crossing[int | None]) -> Coroutine[Any, Any, int | None]:
             origin = self._origin(info.url, options)
-            return origin.read_into(info, begin_bytes, targets, crossing.arrived)
+            return origin.read_into(info, begin_bytes, targets, crossing.arrived, demand=demand)
 
         return await self._call(make, on_target, len(targets))
 

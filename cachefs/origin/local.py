@@ -100,6 +100,8 @@ class LocalOrigin:
         begin_bytes: int,
         targets: Sequence[memoryview],
         on_target: OnTarget,
+        *,
+        demand: bool = True,
     ) -> int | None:
         """See `Origin`."""
         self._metrics.add("origin_requests_total")

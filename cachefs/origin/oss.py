@@ -136,6 +136,8 @@ class OssOrigin:
         begin_bytes: int,
         targets: Sequence[memoryview],
         on_target: OnTarget,
+        *,
+        demand: bool = True,
     ) -> int | None:
         """See `Origin`."""
         sink = Sink(targets, on_target)

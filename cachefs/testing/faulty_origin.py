@@ -70,14 +70,16 @@ class FaultyOrigin:
         begin_bytes: int,
         targets: Sequence[memoryview],
         on_target: OnTarget,
+        *,
+        demand: bool = True,
     ) -> int | None:
         """See `Origin`."""
         fault = self._count("read_into")
         if fault is None:
-            return await self._inner.read_into(info, begin_bytes, targets, on_target)
+            return await self._inner.read_into(info, begin_bytes, targets, on_target, demand=demand)
         delivered = targets[: fault.after_targets]
         if delivered:
-            await self._inner.read_into(info, begin_bytes, delivered, on_target)
+            await self._inner.read_into(info, begin_bytes, delivered, on_target, demand=demand)
         raise fault.error
 
     async def close(self) -> None:

@@ -2,7 +2,8 @@
 
 Satisfies `gpufeed.cachefs.fill.Engine`. `gate`, when set, holds every read until the event is set
 (`asked` tells that one came); `fail_at` makes the n-th read fail with `failure` after half of its
-bytes; `corrupt` flips one byte of every answer of these addresses.
+bytes; `corrupt` flips one byte of every answer of these addresses; `demanded` notes of each read
+whether somebody waits for it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class MemoryEngine:
         self.failure: GpufeedError = OriginUnavailableError("a fault that the test asked for")
         self.corrupt: set[str] = set()
         self.tells_crc = True
+        self.demanded: list[bool] = []
 
     def info(self, url: str) -> ObjectInfo:
         """What a listing would say."""
@@ -50,9 +52,12 @@ class MemoryEngine:
         targets: Sequence[memoryview],
         on_target: Callable[[int], None],
         options: Mapping[str, str] | None = None,
+        *,
+        demand: bool = True,
     ) -> int | None:
         """See `Engine`."""
         self.reads += 1
+        self.demanded.append(demand)
         number = self.reads
         self.asked.set()
         if self.gate is not None:

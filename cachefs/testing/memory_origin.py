@@ -62,6 +62,8 @@ class MemoryOrigin:
         begin_bytes: int,
         targets: Sequence[memoryview],
         on_target: OnTarget,
+        *,
+        demand: bool = True,
     ) -> int | None:
         """See `Origin`."""
         self.reads_count += 1
