@@ -21,43 +21,30 @@ import asyncio
 import collections
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpufeed.cachefs import layout
-from gpufeed.cachefs.budget import ByteBudget
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.config import StoreConfig
-from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError, UsageError
+from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError
 from gpufeed.cachefs.layout import Record
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.policy import Bypass, NeverEvict, Policy
 from gpufeed.cachefs.sampleindex import SampleIndex
+from gpufeed.cachefs.store.accounts import Accounts
+from gpufeed.cachefs.store.catalog import StoredShard
 from gpufeed.cachefs.store.files import DiskFiles, Files
 from gpufeed.cachefs.store.health import DiskHealth
+from gpufeed.cachefs.store.intake import Intake, StoreEvents
 from gpufeed.cachefs.store.parts import DiskParts, Events
 from gpufeed.cachefs.store.recovery import Found, reconcile
 from gpufeed.cachefs.store.reservation import Reservation
-from gpufeed.cachefs.store.writer import Description, Ending, NoRoomError, padded
-from gpufeed.cachefs.tasks import finished
-from gpufeed.cachefs.units import BLOCK_BYTES, format_bytes
 
 __all__ = ["Reservation", "ShardStore", "StoredShard"]
 
 _LOG = logging.getLogger("gpufeed.store")
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredShard:
-    """A committed shard."""
-
-    digest: str
-    size_bytes: int
-    file_bytes: int
-    sample_count: int | None
 
 
 class ShardStore:
@@ -71,19 +58,17 @@ class ShardStore:
         self.capacity_bytes = 0 if self.memory_only else config.capacity_bytes
         self._extent_bytes = extent_bytes
         self._metrics = metrics
-        self._budget = ByteBudget(self.capacity_bytes // BLOCK_BYTES * BLOCK_BYTES)
+        self._accounts = Accounts(self.capacity_bytes, metrics)
+        self._budget = self._accounts.budget
         self._policy: Policy = NeverEvict()
         self._health = DiskHealth()
         self._shards: dict[str, StoredShard] = {}
         self._leases: collections.Counter[str] = collections.Counter()
         self._use = 0
         self._used: dict[str, int] = {}  # last uses that the index does not know yet
-        self._reserved: set[Reservation] = set()
-        self._committing: dict[str, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
-        self._promised: collections.deque[Reservation] = collections.deque()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._disk: DiskParts | None = None
+        self._intake: Intake | None = None
         metrics.set("store_capacity_bytes", self.capacity_bytes)
 
     @classmethod
@@ -109,8 +94,19 @@ class ShardStore:
             except BaseException:
                 disk.close()
                 raise
-            store._disk = disk
+            store._begin(disk)
         return store
+
+    def _begin(self, disk: DiskParts) -> None:
+        events = StoreEvents(
+            lookup=self._shards.get, on_committed=self._on_committed,
+            on_failed=self._failed, next_use=self._next_use,
+        )  # fmt: skip
+        self._disk = disk
+        self._intake = Intake(
+            disk, self._accounts, self._health, events,
+            extent_bytes=self._extent_bytes, metrics=self._metrics, clock=self._clock,
+        )  # fmt: skip
 
     def _recover(self, disk: DiskParts) -> None:
         usable: list[Found] = []
@@ -202,9 +198,10 @@ class ShardStore:
         The room may have to wait until evicted files are gone; `write_extent` does. A second
         reservation of a shard whose first is about to be aborted is fine.
         """
-        disk = self._disk
-        digest = spec.digest
-        if disk is None or digest in self._shards or digest in self._committing:
+        disk, intake = self._disk, self._intake
+        if disk is None or intake is None:
+            return None
+        if spec.digest in self._shards or intake.is_committing(spec.digest):
             return None
         if not self._health.admits(self._clock.monotonic_s()):
             return None
@@ -227,13 +224,7 @@ class ShardStore:
             spec, next(self._numbers), size, asyncio.get_running_loop().create_future(),
             self._health.reserved(),
         )  # fmt: skip
-        self._reserved.add(reservation)
-        disk.room.reserved(size)
-        if self._budget.reserve(size):
-            reservation.granted.set_result(None)
-        else:
-            self._promised.append(reservation)
-            disk.unlinker.retry()
+        intake.admit(reservation)
         self._count()
         return reservation
 
@@ -251,23 +242,8 @@ class ShardStore:
         Raises:
             StorageError: the disk refused; abort, and go on without the cache.
         """
-        assert self._disk is not None
-        blocks = padded(data, length_bytes)
-        offset = layout.extent_offset(extent, self._extent_bytes)
-
-        def on_late() -> None:
-            self._failed(f"a write of {format_bytes(len(blocks))} hangs")
-
-        writing = self._disk.writer.write(reservation, offset, blocks, on_late)
-        try:
-            await self._own(writing)
-        except StorageError as error:
-            if reservation.granted.exception() is None:
-                # Or else the room never came, and why was noted where it was found out.
-                self._failed(error)
-            raise
-        reservation.written.add(extent)
-        self._metrics.add("nvme_written_bytes_total", len(blocks))
+        assert self._intake is not None
+        await self._intake.write(reservation, extent, data, length_bytes)
 
     async def commit(
         self, reservation: Reservation, extent_crcs: Sequence[int], sample_index: bytes | None
@@ -279,94 +255,18 @@ class ShardStore:
             UsageError: extents are missing, or the reservation has ended. Abort it.
             ProtocolError: `sample_index` is none. Abort.
         """
-        spec = reservation.spec
-        count = spec.extent_count(self._extent_bytes)
-        if reservation.state != "open":
-            raise UsageError(f"a reservation for {spec.name} that is {reservation.state} already")
-        if len(reservation.written) != count or len(extent_crcs) != count:
-            raise UsageError(
-                f"{spec.name} has {count} extents; {len(reservation.written)} were written and "
-                f"{len(extent_crcs)} checksums given"
-            )
-        description = Description(
-            self._extent_bytes, tuple(extent_crcs), sample_index,
-            None if sample_index is None else len(SampleIndex.decode(sample_index)),
-            self._next_use(),
-        )  # fmt: skip
-        while (other := self._committing.get(spec.digest)) is not None:
-            await asyncio.wait([other])
-        if spec.digest in self._shards:
-            # Another reservation of the same shard came first.
-            await self.abort(reservation)
-            return self._shards[spec.digest]
-        reservation.state = "committing"
-        over = asyncio.get_running_loop().create_future()
-        self._committing[spec.digest] = over
-        try:
-            return await self._own(self._commit(reservation, description))
-        finally:
-            del self._committing[spec.digest]
-            over.set_result(None)
-
-    async def _commit(self, reservation: Reservation, description: Description) -> StoredShard:
-        assert self._disk is not None
-        try:
-            # Everything below writes within the room that this grants.
-            await self._disk.writer.opened(reservation)
-            ending = await self._disk.writer.ending(reservation, description, self._resize)
-            await self._disk.writer.finish(reservation, ending)
-        except StorageError as error:
-            if not isinstance(error, NoRoomError):
-                self._failed(error)
-            await self._abort(reservation)
-            raise
-        await self._disk.writer.close(reservation)
-        self._enter(reservation, ending)
-        self._grant()
-        self._measure()
-        return self._shards[reservation.spec.digest]
-
-    def _enter(self, reservation: Reservation, ending: Ending) -> None:
-        """The file is durable under its name, and indexed: show it."""
-        reservation.state = "committed"
-        self._reserved.remove(reservation)
-        self._budget.commit(reservation.size_bytes)
-        if reservation.is_probe:
-            self._health.probe_succeeded()
-        self._add(reservation.spec.digest, ending.record)
-        self._metrics.add("nvme_written_bytes_total", len(ending.header) + len(ending.trailer))
-
-    def _resize(self, reservation: Reservation, size_bytes: int) -> bool:
-        resized = self._budget.resize(reservation.size_bytes, size_bytes)
-        if resized:
-            reservation.size_bytes = size_bytes
-        return resized
+        assert self._intake is not None
+        return await self._intake.commit(reservation, extent_crcs, sample_index)
 
     async def abort(self, reservation: Reservation) -> None:
         """Give the room back and leave nothing on the disk. Nothing to do after a commit."""
-        if reservation.state == "open":
-            await self._own(self._abort(reservation))
+        if self._intake is not None:
+            await self._intake.abort(reservation)
 
-    async def _abort(self, reservation: Reservation) -> None:
-        assert self._disk is not None
-        reservation.state = "aborted"
-        if not reservation.granted.done():
-            self._break_promise(reservation, StorageError(f"{reservation.spec.name}: aborted"))
-        held = reservation.granted.exception() is None
-        attempted = reservation.opening is not None
-        made = await self._disk.writer.close(reservation)
-        if not made:
-            self._disk.room.settled(reservation.size_bytes, made=False)
-        if held and attempted:
-            self._budget.discard(reservation.size_bytes)
-            # What the disk refuses to remove stays counted, and is tried again.
-            await asyncio.wait([self._disk.writer.clean_up(reservation)])
-        elif held:
-            self._budget.abort(reservation.size_bytes)
-        if reservation.is_probe:
-            self._health.probe_ended(self._clock.monotonic_s())
-        self._reserved.remove(reservation)
-        self._grant()
+    def _on_committed(self, digest: str, record: Record) -> StoredShard:
+        self._add(digest, record)
+        self._count()
+        return self._shards[digest]
 
     # --- going out ----------------------------------------------------------------------------
 
@@ -385,24 +285,13 @@ class ShardStore:
 
     def _on_removed(self, size_bytes: int) -> None:
         self._budget.unlinked(size_bytes)
-        self._grant()
+        self._accounts.grant()
         self._measure()
 
     def _on_unlink_failed(self, error: StorageError) -> None:
         self._failed(error)
         # Their room is not coming.
-        while self._promised:
-            self._break_promise(self._promised[0], error)
-
-    def _break_promise(self, reservation: Reservation, error: StorageError) -> None:
-        self._promised.remove(reservation)
-        self._budget.withdraw(reservation.size_bytes)
-        reservation.fail(error)
-
-    def _grant(self) -> None:
-        while self._promised and self._budget.grant(self._promised[0].size_bytes):
-            self._promised.popleft().granted.set_result(None)
-        self._count()
+        self._accounts.break_promises(error)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -447,27 +336,16 @@ class ShardStore:
             self._disk.measure()
 
     def _count(self) -> None:
-        self._metrics.set("store_resident_bytes", self._budget.resident_bytes)
+        self._accounts.count()
         self._metrics.set("store_resident_shards", len(self._shards))
-        self._metrics.set("store_reserved_bytes", self._budget.reserved_bytes)
         self._metrics.set("store_degraded", float(self._health.state != "healthy"))
-
-    async def _own(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run `work` to the end as the store's own task, out of reach of a cancellation."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await finished(task)
 
     async def close(self) -> None:
         """Abort what is reserved, wait for the disk, close everything, let the directory go."""
         disk = self._disk
-        if disk is None:
+        if disk is None or self._intake is None:
             return
-        for reservation in list(self._reserved):
-            await self.abort(reservation)
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._intake.close()
         disk.unlinker.retry()
         await disk.descriptors.close()
         await disk.unlinker.drain()

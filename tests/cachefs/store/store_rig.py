@@ -80,7 +80,7 @@ class Rig:
     async def crash(self) -> None:
         """Let go of everything as a killed process does: nothing is aborted, nothing removed."""
         disk = self.store._disk
-        for reservation in self.store._reserved:
+        for reservation in self.store._intake.reserved:
             if reservation.opening is not None:
                 os.close(await reservation.opening)
         await disk.descriptors.close()

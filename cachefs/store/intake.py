@@ -1,0 +1,197 @@
+"""Reservations on their way in: extents are written, then the shard is committed or aborted.
+
+No other path makes bytes visible, and an abort leaves nothing. Both, once begun, are the store's
+own tasks and run to their end whoever is cancelled. A second reservation of a shard waits while the
+first commits, and ends as its equal.
+
+What a reservation may do is decided elsewhere (policy, budget, health); what the disk does is the
+`writer`'s. Used on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gpufeed.cachefs import layout
+from gpufeed.cachefs.clock import Clock
+from gpufeed.cachefs.errors import StorageError, UsageError
+from gpufeed.cachefs.layout import Record
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.sampleindex import SampleIndex
+from gpufeed.cachefs.store.accounts import Accounts
+from gpufeed.cachefs.store.catalog import StoredShard
+from gpufeed.cachefs.store.health import DiskHealth
+from gpufeed.cachefs.store.parts import DiskParts
+from gpufeed.cachefs.store.reservation import Reservation
+from gpufeed.cachefs.store.writer import Description, Ending, NoRoomError, padded
+from gpufeed.cachefs.tasks import finished
+from gpufeed.cachefs.units import format_bytes
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreEvents:
+    """What the store is asked and told."""
+
+    lookup: Callable[[str], StoredShard | None]
+    on_committed: Callable[[str, Record], StoredShard]
+    on_failed: Callable[[object], None]
+    next_use: Callable[[], int]
+
+
+class Intake:
+    """See the top of the file."""
+
+    def __init__(
+        self, disk: DiskParts, accounts: Accounts, health: DiskHealth, events: StoreEvents, *,
+        extent_bytes: int, metrics: Metrics, clock: Clock,
+    ) -> None:  # fmt: skip
+        self._disk = disk
+        self._accounts = accounts
+        self._health = health
+        self._events = events
+        self._extent_bytes = extent_bytes
+        self._metrics = metrics
+        self._clock = clock
+        self._committing: dict[str, asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.reserved: set[Reservation] = set()
+
+    def is_committing(self, digest: str) -> bool:
+        """Whether a reservation of this shard is being committed."""
+        return digest in self._committing
+
+    def admit(self, reservation: Reservation) -> None:
+        """A new reservation: take its bytes, or let it wait for them."""
+        self.reserved.add(reservation)
+        self._disk.room.reserved(reservation.size_bytes)
+        if not self._accounts.reserve(reservation):
+            self._disk.unlinker.retry()
+
+    async def write(
+        self, reservation: Reservation, extent: int, data: memoryview, length_bytes: int
+    ) -> None:
+        """See `ShardStore.write_extent`."""
+        blocks = padded(data, length_bytes)
+        offset = layout.extent_offset(extent, self._extent_bytes)
+
+        def on_late() -> None:
+            self._events.on_failed(f"a write of {format_bytes(len(blocks))} hangs")
+
+        writing = self._disk.writer.write(reservation, offset, blocks, on_late)
+        try:
+            await self._own(writing)
+        except StorageError as error:
+            if reservation.granted.exception() is None:
+                # Or else the room never came, and why was noted where it was found out.
+                self._events.on_failed(error)
+            raise
+        reservation.written.add(extent)
+        self._metrics.add("nvme_written_bytes_total", len(blocks))
+
+    async def commit(
+        self, reservation: Reservation, extent_crcs: Sequence[int], sample_index: bytes | None
+    ) -> StoredShard:
+        """See `ShardStore.commit`."""
+        spec = reservation.spec
+        count = spec.extent_count(self._extent_bytes)
+        if reservation.state != "open":
+            raise UsageError(f"a reservation for {spec.name} that is {reservation.state} already")
+        if len(reservation.written) != count or len(extent_crcs) != count:
+            raise UsageError(
+                f"{spec.name} has {count} extents; {len(reservation.written)} were written and "
+                f"{len(extent_crcs)} checksums given"
+            )
+        description = Description(
+            self._extent_bytes, tuple(extent_crcs), sample_index,
+            None if sample_index is None else len(SampleIndex.decode(sample_index)),
+            self._events.next_use(),
+        )  # fmt: skip
+        while (other := self._committing.get(spec.digest)) is not None:
+            await asyncio.wait([other])
+        first = self._events.lookup(spec.digest)
+        if first is not None:
+            # Another reservation of the same shard came first.
+            await self.abort(reservation)
+            return first
+        reservation.state = "committing"
+        over = asyncio.get_running_loop().create_future()
+        self._committing[spec.digest] = over
+        try:
+            return await self._own(self._commit(reservation, description))
+        finally:
+            del self._committing[spec.digest]
+            over.set_result(None)
+
+    async def _commit(self, reservation: Reservation, description: Description) -> StoredShard:
+        writer = self._disk.writer
+        try:
+            # Everything below writes within the room that this grants.
+            await writer.opened(reservation)
+            ending = await writer.ending(reservation, description, self._accounts.resize)
+            await writer.finish(reservation, ending)
+        except StorageError as error:
+            if not isinstance(error, NoRoomError):
+                self._events.on_failed(error)
+            await self._abort(reservation)
+            raise
+        await writer.close(reservation)
+        stored = self._enter(reservation, ending)
+        self._accounts.grant()
+        self._disk.measure()
+        return stored
+
+    def _enter(self, reservation: Reservation, ending: Ending) -> StoredShard:
+        """The file is durable under its name, and indexed: show it."""
+        reservation.state = "committed"
+        self.reserved.remove(reservation)
+        self._accounts.budget.commit(reservation.size_bytes)
+        if reservation.is_probe:
+            self._health.probe_succeeded()
+        self._metrics.add("nvme_written_bytes_total", len(ending.header) + len(ending.trailer))
+        return self._events.on_committed(reservation.spec.digest, ending.record)
+
+    async def abort(self, reservation: Reservation) -> None:
+        """See `ShardStore.abort`."""
+        if reservation.state == "open":
+            await self._own(self._abort(reservation))
+
+    async def _abort(self, reservation: Reservation) -> None:
+        disk, budget = self._disk, self._accounts.budget
+        reservation.state = "aborted"
+        if not reservation.granted.done():
+            aborted = StorageError(f"{reservation.spec.name}: aborted")
+            self._accounts.break_promise(reservation, aborted)
+        held = reservation.granted.exception() is None
+        attempted = reservation.opening is not None
+        made = await disk.writer.close(reservation)
+        if not made:
+            disk.room.settled(reservation.size_bytes, made=False)
+        if held and attempted:
+            budget.discard(reservation.size_bytes)
+            # What the disk refuses to remove stays counted, and is tried again.
+            await asyncio.wait([disk.writer.clean_up(reservation)])
+        elif held:
+            budget.abort(reservation.size_bytes)
+        if reservation.is_probe:
+            self._health.probe_ended(self._clock.monotonic_s())
+        self.reserved.remove(reservation)
+        self._accounts.grant()
+
+    async def _own(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run `work` to the end as the store's own task, out of reach of a cancellation."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await finished(task)
+
+    async def close(self) -> None:
+        """Abort what is reserved; wait for everything under way."""
+        for reservation in list(self.reserved):
+            await self.abort(reservation)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
