@@ -11,6 +11,7 @@ What a reservation may do is decided elsewhere (policy, budget, health); what th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from gpufeed.cachefs.store.writer import Description, Ending, NoRoomError, padde
 from gpufeed.cachefs.tasks import finished
 from gpufeed.cachefs.units import format_bytes
 
+_LOG = logging.getLogger("gpufeed.store")
 _Result = TypeVar("_Result")
 
 
@@ -68,6 +70,7 @@ class Intake:
     def admit(self, reservation: Reservation) -> None:
         """A new reservation: take its bytes, or let it wait for them."""
         self.reserved.add(reservation)
+        _LOG.debug("reserved %s for %s", reservation.spec.digest, reservation.spec.name)
         self._disk.room.reserved(reservation.size_bytes)
         if not self._accounts.reserve(reservation):
             self._disk.unlinker.retry()
@@ -119,6 +122,7 @@ class Intake:
             await self.abort(reservation)
             return first
         reservation.state = "committing"
+        _LOG.debug("committing %s", spec.digest)
         over = asyncio.get_running_loop().create_future()
         self._committing[spec.digest] = over
         try:
@@ -153,7 +157,9 @@ class Intake:
         if reservation.is_probe:
             self._health.probe_succeeded()
         self._metrics.add("nvme_written_bytes_total", len(ending.header) + len(ending.trailer))
-        return self._events.on_committed(reservation.spec.digest, ending.record)
+        stored = self._events.on_committed(reservation.spec.digest, ending.record)
+        _LOG.debug("committed %s", stored.digest)
+        return stored
 
     async def abort(self, reservation: Reservation) -> None:
         """See `ShardStore.abort`."""
@@ -180,6 +186,7 @@ class Intake:
         if reservation.is_probe:
             self._health.probe_ended(self._clock.monotonic_s())
         self.reserved.remove(reservation)
+        _LOG.debug("aborted %s", reservation.spec.digest)
         self._accounts.grant()
 
     async def _own(self, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -273,6 +273,8 @@ class ShardStore:
     def _evict(self, digest: str) -> None:
         """Take a shard out now; its file goes behind the loop's back."""
         assert self._disk is not None
+        # Before the file goes, so that the log tells of every file that is missing.
+        _LOG.debug("evicted %s", digest)
         stored = self._shards.pop(digest)
         self._used.pop(digest, None)
         self._policy.remove(digest)
