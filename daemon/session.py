@@ -21,16 +21,17 @@ from collections.abc import Callable
 from typing import Any
 
 from gpufeed.cachefs import wire
-from gpufeed.cachefs.arena.pool import WINDOWS_RATIO
 from gpufeed.cachefs.bodies import body_to_memfd, close_all, with_body
 from gpufeed.cachefs.cache import ShardCache
 from gpufeed.cachefs.clock import Clock
-from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError, UsageError
+from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
 from gpufeed.cachefs.plan import PlanBook
-from gpufeed.cachefs.units import MIB, format_bytes
+from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import Kind, Message
-from gpufeed.daemon.datasets import Datasets, OpenDataset, Wanted
+from gpufeed.daemon.datasets import Datasets
 from gpufeed.daemon.publisher import Publisher
+from gpufeed.daemon.requests import REQUEST_KINDS, Requests
+from gpufeed.daemon.windows import Windows
 
 _LOG = logging.getLogger("gpufeed.session")
 
@@ -42,45 +43,6 @@ REQUEST_BODY_BYTES_MAX = 16 * MIB
 ACCEPT_PAUSE_S = 0.5
 # The publisher's two tasks live as long as the session.
 _LASTING_TASKS = 2
-DATASETS_PER_SESSION_MAX = 256
-WINDOW_EXTENTS_MIN = 4
-WINDOW_DEFAULT_RATIO = 0.25
-OPTION_NAMES = ("endpoint", "key", "secret", "token", "region")
-
-
-class Windows:
-    """What sessions may hold together. Pure."""
-
-    def __init__(self, slot_count: int, extent_bytes: int) -> None:
-        self._limit = max(WINDOW_EXTENTS_MIN, int(slot_count * WINDOWS_RATIO))
-        self._default = max(WINDOW_EXTENTS_MIN, int(slot_count * WINDOW_DEFAULT_RATIO))
-        self._extent_bytes = extent_bytes
-        self._granted = 0
-
-    def grant(self, window_bytes: int) -> int:
-        """Extents granted for a wish of `window_bytes` (0: the default); maybe fewer than wished.
-
-        No session gets more than an eighth of the whole, nor more than a quarter of what is left,
-        so that the first do not starve those that follow: eight ranks a node are common.
-
-        Raises:
-            CapacityError: not even `WINDOW_EXTENTS_MIN` are left.
-        """
-        wish = -(-window_bytes // self._extent_bytes) if window_bytes > 0 else self._default
-        left = self._limit - self._granted
-        if left < WINDOW_EXTENTS_MIN:
-            raise CapacityError(
-                f"the arena's {format_bytes(self._limit * self._extent_bytes)} for sessions are "
-                f"taken, and one needs at least "
-                f"{format_bytes(WINDOW_EXTENTS_MIN * self._extent_bytes)}: raise arena.size"
-            )
-        granted = max(WINDOW_EXTENTS_MIN, min(wish, self._limit // 8, left // 4))
-        self._granted += granted
-        return granted
-
-    def give_back(self, extents: int) -> None:
-        """A session ended."""
-        self._granted -= extents
 
 
 class ServerSession:
@@ -96,7 +58,7 @@ class ServerSession:
         self._room.set()
         self._window = 0
         self._publisher: Publisher | None = None
-        self._datasets: dict[int, OpenDataset] = {}
+        self._requests = Requests(number, server.datasets, server.book, server.cache, self.send)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -135,7 +97,7 @@ class ServerSession:
             self._publisher.release(wire.unpack_release(message.body))
         elif message.kind is Kind.PLAN:
             self._plan(self._publisher, message.body)
-        elif message.kind in (Kind.OPEN, Kind.INDEX):
+        elif message.kind in REQUEST_KINDS:
             self._request(message.kind, message.json())
         else:
             raise ProtocolError(f"a client does not send {message.kind.name}")
@@ -162,9 +124,7 @@ class ServerSession:
 
     def _plan(self, publisher: Publisher, body: bytes) -> None:
         dataset_id, shard_ids, first = wire.unpack_plan(body)
-        dataset = self._datasets.get(dataset_id)
-        if dataset is None:
-            raise ProtocolError(f"PLAN names dataset {dataset_id}, which is not open here")
+        dataset = self._requests.dataset(dataset_id)
         count = len(dataset.sources)
         if any(shard >= count for shard in shard_ids):
             raise ProtocolError(f"PLAN names a shard outside the dataset's {count}")
@@ -179,48 +139,16 @@ class ServerSession:
             raise ProtocolError("requests come, but their answers are not read")
         if not isinstance(value.get("id"), int):
             raise ProtocolError("a request without a number")
-        answer = self._open if kind is Kind.OPEN else self._index
-        self._spawn(self._answer(answer, value))
+        self._spawn(self._answer(kind, value))
 
-    async def _answer(self, answer: Any, value: dict[str, Any]) -> None:
+    async def _answer(self, kind: Kind, value: dict[str, Any]) -> None:
         request = {"id": value.get("id")}
         try:
-            body = wire.pack_json({**request, **await answer(value)})
+            body = wire.pack_json({**request, **await self._requests.answer(kind, value)})
             self._send_body(Kind.REPLY, body)
         except GpufeedError as error:
             body = wire.pack_json({**request, **wire.pack_error(error)})
             self._send_body(Kind.ERROR, body)
-
-    async def _open(self, value: dict[str, Any]) -> dict[str, Any]:
-        if len(self._datasets) >= DATASETS_PER_SESSION_MAX:
-            raise UsageError(f"a session opens at most {DATASETS_PER_SESSION_MAX} datasets")
-        dataset = await self._server.datasets.open(_wanted(value))
-        self._datasets[dataset.dataset_id] = dataset
-        digests = [source.spec.digest for source in dataset.sources]
-        self._server.book.claim(self._number, digests)
-        return self._describe(dataset)
-
-    async def _index(self, value: dict[str, Any]) -> dict[str, Any]:
-        dataset = self._datasets.get(value.get("dataset_id", -1))
-        if dataset is None:
-            raise ProtocolError("INDEX names a dataset that is not open here")
-
-        def progress(done: int, total: int) -> None:
-            report = {"id": value.get("id"), "done": done, "total": total}
-            self._send(wire.pack(Kind.PROGRESS, wire.pack_json(report)))
-
-        await self._server.datasets.index(dataset, self._server.cache, progress)
-        return self._describe(dataset)
-
-    def _describe(self, dataset: OpenDataset) -> dict[str, Any]:
-        return {
-            "dataset_id": dataset.dataset_id,
-            "kind": dataset.kind,
-            "manifest_hash": dataset.manifest_hash,
-            "names": [source.spec.name for source in dataset.sources],
-            "sizes": [source.spec.size_bytes for source in dataset.sources],
-            "counts": self._server.datasets.counts(dataset),
-        }
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -411,26 +339,6 @@ class SessionServer:
         sessions = list(self._sessions.values())
         await asyncio.gather(*(session.close() for session in sessions))
         await asyncio.gather(*self._ending)
-
-
-def _wanted(value: dict[str, Any]) -> Wanted:
-    urls, options = value.get("urls"), value.get("storage_options", {})
-    size = value.get("virtual_shard_bytes", 32 * MIB)
-    if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
-        raise ProtocolError("OPEN: urls is no list of strings")
-    if not isinstance(options, dict) or not isinstance(size, int) or size < MIB:
-        raise UsageError("storage_options must be a mapping, virtual_shard_bytes at least 1 MiB")
-    unknown = [name for name in options if name not in OPTION_NAMES]
-    if unknown:
-        raise UsageError(
-            f"storage_options has {', '.join(unknown)}; known are {', '.join(OPTION_NAMES)}"
-        )
-    return Wanted(
-        urls=tuple(urls),
-        kind=str(value.get("kind", "auto")),
-        virtual_shard_bytes=size,
-        options=tuple(sorted((name, str(option)) for name, option in options.items() if option)),
-    )
 
 
 def _message(data: bytes, descriptors: list[int]) -> Message:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufeed.cachefs.errors import CapacityError
-from gpufeed.daemon.session import WINDOW_EXTENTS_MIN, Windows
+from gpufeed.daemon.windows import WINDOW_EXTENTS_MIN, Windows
 
 
 @given(st.integers(8, 2000), st.lists(st.integers(0, 1 << 33), max_size=30))
