@@ -260,7 +260,7 @@ class Engine:
     def _connect(self) -> Session:
         factory = self._factory
         if factory is None:
-            from gpufeed.loaders.embedded import open_session  # noqa: PLC0415 light import
+            from gpufeed.cachefs.connect import open_session  # noqa: PLC0415 light import
 
             factory = open_session
         return factory(daemon=self._dataset.daemon, window_bytes=self._dataset.window_bytes)

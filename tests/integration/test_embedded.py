@@ -169,7 +169,7 @@ def test_an_embedded_daemon_that_cannot_start_says_why_in_the_trainer(home, node
 
 def test_importing_the_loader_stays_light(home) -> None:
     code = (
-        "import sys, gpufeed.loaders.dataloader, gpufeed.loaders.embedded, gpufeed.cachefs.client;"
+        "import sys, gpufeed.loaders.dataloader, gpufeed.cachefs.connect, gpufeed.cachefs.client;"
         "print([m for m in ('aiohttp', 'lmdb', 'uvloop', 'httptools') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

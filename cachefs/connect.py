@@ -1,4 +1,4 @@
-"""Finding a daemon, or starting one: how a training process gets its session.
+"""Finding a daemon, or starting one: how a training process gets a session, for any door.
 
 ``GPUFEED_DAEMON`` (or the `daemon` argument) says which:
 
