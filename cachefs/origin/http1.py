@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import httptools
 
@@ -41,15 +40,6 @@ HEAD_LIMIT_BYTES = 16 * KIB
 ERROR_BODY_LIMIT_BYTES = 64 * KIB
 
 _BLANK_LINE = b"\r\n\r\n"
-
-
-class Endpoint(NamedTuple):
-    """Where a connection goes. `server_name` is what the certificate must be for."""
-
-    host: str
-    port: int
-    tls: bool
-    server_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +152,7 @@ class _Parser:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection; see the module's text. Made by `connect`."""
+    """One connection; see the module's text. Made by `dial.connect`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stall_timeout_s: float) -> None:
         self._loop = loop
@@ -391,40 +381,6 @@ class Connection(asyncio.BufferedProtocol):
     def _abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-async def connect(
-    endpoint: Endpoint,
-    *,
-    connect_timeout_s: float,
-    stall_timeout_s: float,
-    tls: ssl.SSLContext | None,
-) -> Connection:
-    """Open a connection from the running loop.
-
-    Raises:
-        AttemptFailedError: refused, unreachable, too slow, or the wrong certificate.
-    """
-    loop = asyncio.get_running_loop()
-    where = f"{endpoint.host}:{endpoint.port}"
-    try:
-        async with asyncio.timeout(connect_timeout_s):
-            _, connection = await loop.create_connection(
-                lambda: Connection(loop, stall_timeout_s),
-                endpoint.host,
-                endpoint.port,
-                ssl=tls,
-                server_hostname=endpoint.server_name if tls else None,
-            )
-    except TimeoutError as error:
-        raise _failed(
-            FailureKind.CONNECT, f"{where} not connected after {connect_timeout_s:g} s"
-        ) from error
-    except ssl.SSLCertVerificationError as error:
-        raise _failed(FailureKind.CERTIFICATE, f"{where}: {error.verify_message}") from error
-    except OSError as error:
-        raise _failed(FailureKind.CONNECT, f"{where}: {error.strerror or error}") from error
-    return connection
 
 
 def _failed(kind: FailureKind, detail: str) -> AttemptFailedError:

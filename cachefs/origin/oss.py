@@ -11,9 +11,6 @@ Lives on the engine's loop only.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import email.utils
 import functools
 import random
 import time
@@ -32,7 +29,7 @@ from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin.base import OnTarget
 from gpufeed.cachefs.origin.credentials import CredentialProvider, provider_of
-from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure, FailureKind
+from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure
 from gpufeed.cachefs.origin.http1 import (
     ERROR_BODY_LIMIT_BYTES,
     Answer,
@@ -41,6 +38,14 @@ from gpufeed.cachefs.origin.http1 import (
     request_bytes,
 )
 from gpufeed.cachefs.origin.oss_address import Address, bucket_and_key
+from gpufeed.cachefs.origin.oss_answer import (
+    asked_delay_s,
+    check_etag,
+    check_range,
+    crc_of,
+    server_offset_s,
+    status_failure,
+)
 from gpufeed.cachefs.origin.oss_sign import (
     Credentials,
     encode_path,
@@ -48,7 +53,7 @@ from gpufeed.cachefs.origin.oss_sign import (
     request_path,
     signed_headers,
 )
-from gpufeed.cachefs.origin.oss_xml import ErrorBody, parse_error, parse_listing
+from gpufeed.cachefs.origin.oss_xml import parse_listing
 from gpufeed.cachefs.origin.pool import ConnectionPool
 from gpufeed.cachefs.origin.retry import Again, Retrier
 from gpufeed.cachefs.origin.sink import Sink
@@ -56,8 +61,6 @@ from gpufeed.cachefs.units import MIB
 
 LIST_PAGE_COUNT = 1000
 LIST_BODY_BYTES_MAX = 8 * MIB
-# Of any number in a header; a CRC-64 has up to 20.
-DIGITS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class OssOrigin:
         size = answer.head.content_length_bytes
         if size is None or not headers.get("etag"):
             raise IntegrityError(f"HEAD {url}: the answer has no length or no etag")
-        return ObjectInfo(url, size, headers["etag"].strip('"'), _crc_of(answer.head))
+        return ObjectInfo(url, size, headers["etag"].strip('"'), crc_of(answer.head))
 
     async def list(self, prefix_url: str) -> AsyncIterator[ObjectInfo]:
         """See `Origin`."""
@@ -149,7 +152,7 @@ class OssOrigin:
             answer = await self._retried(what, lambda: self._read(info, begin_bytes, sink))
         except ShardChangedError:
             raise await self._changed(info) from None
-        return _crc_of(answer.head)
+        return crc_of(answer.head)
 
     async def close(self) -> None:
         """See `Origin`."""
@@ -171,8 +174,8 @@ class OssOrigin:
         def accept(head: Head) -> Sink | None:
             if head.status not in (200, 206):
                 return None
-            _check_range(head, whole=whole, expected=f"bytes {first}-{last}/{info.size_bytes}")
-            _check_etag(head, info.etag)
+            check_range(head, whole=whole, expected=f"bytes {first}-{last}/{info.size_bytes}")
+            check_etag(head, info.etag)
             return sink
 
         try:
@@ -216,11 +219,11 @@ class OssOrigin:
             answer = await self._pool.exchange(address.endpoint(request.bucket), exchange)
         finally:
             self._metrics.add("origin_in_flight", -1)
-        status, delay_s = answer.head.status, _asked_delay_s(answer.head)
+        status, delay_s = answer.head.status, asked_delay_s(answer.head)
         if delay_s or status in (429, 503):
             self._metrics.add("origin_throttled_total")
         if status not in (200, 206):
-            raise _RefusedError(_status_failure(answer, delay_s), credentials)
+            raise _RefusedError(status_failure(answer, delay_s), credentials)
         return answer
 
     # --- attempts -----------------------------------------------------------------------------
@@ -252,7 +255,7 @@ class OssOrigin:
             assert isinstance(failed, _RefusedError), failed
             await self._provider.renew(failed.credentials)
         elif verdict.repair == "clock":
-            self._offset_s = _server_offset_s(failure.date, time.time())
+            self._offset_s = server_offset_s(failure.date, time.time())
         if verdict.delay_s:
             await asyncio.sleep(verdict.delay_s)
 
@@ -273,72 +276,3 @@ class _RefusedError(AttemptFailedError):
     def __init__(self, failure: Failure, credentials: Credentials) -> None:
         super().__init__(failure)
         self.credentials = credentials
-
-
-def _server_offset_s(date: str, now_s: float) -> float:
-    """How far the server's clock is ahead of ours; 0 if it did not tell."""
-    try:
-        return email.utils.parsedate_to_datetime(date).timestamp() - now_s
-    except ValueError:
-        return 0.0
-
-
-def _asked_delay_s(head: Head) -> float:
-    """By ``x-oss-qos-delay-time`` (milliseconds) the service says that it held the answer back."""
-    text = head.headers.get("x-oss-qos-delay-time", "")
-    return int(text) / 1000 if _is_number(text) else 0.0
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
-
-
-def _check_etag(head: Head, want: str) -> None:
-    """A server, or a proxy before it, that does not know ``If-Match`` must not mix versions."""
-    told = head.headers.get("etag", "").strip('"')
-    if told and told != want:
-        raise AttemptFailedError(Failure(FailureKind.CHANGED, f"the answer is of etag {told}"))
-
-
-def _check_range(head: Head, *, whole: bool, expected: str) -> None:
-    """Refuse an answer whose bytes are not those asked for, before one is taken."""
-    told = head.headers.get("content-range", "")
-    if whole and head.status == 200:
-        return
-    if head.status != 206 or told != expected:
-        raise AttemptFailedError(
-            Failure(
-                FailureKind.WRONG_ANSWER,
-                f"HTTP {head.status} with Content-Range {told!r}, want 206 with {expected!r}",
-            )
-        )
-
-
-def _status_failure(answer: Answer, wait_s: float) -> Failure:
-    head = answer.head
-    body = parse_error(answer.body)
-    if not body.code and head.headers.get("x-oss-err"):
-        body = _error_header(head.headers["x-oss-err"])
-    return Failure(
-        FailureKind.STATUS,
-        body.message or "no message",
-        status=head.status,
-        code=body.code,
-        ec=body.ec or head.headers.get("x-oss-ec", ""),
-        request_id=body.request_id or head.headers.get("x-oss-request-id", ""),
-        date=head.headers.get("date", ""),
-        wait_s=wait_s,
-    )
-
-
-def _error_header(text: str) -> ErrorBody:
-    """HEAD answers have no body; the error comes base64-encoded in a header."""
-    try:
-        return parse_error(base64.b64decode(text, validate=True))
-    except binascii.Error:
-        return ErrorBody()
-
-
-def _crc_of(head: Head) -> int | None:
-    text = head.headers.get("x-oss-hash-crc64ecma", "")
-    return int(text) if _is_number(text) else None

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gpufeed.cachefs.config import OriginConfig
 from gpufeed.cachefs.errors import ConfigError, UsageError
-from gpufeed.cachefs.origin.http1 import Endpoint
+from gpufeed.cachefs.origin.dial import Endpoint
 from gpufeed.cachefs.urls import split_bucket
 
 _REGION = re.compile(r"(?:s3\.)?oss-([a-z]{2}-[a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com")

@@ -14,8 +14,9 @@ import asyncio
 import ssl
 
 from gpufeed.cachefs.config import OriginConfig
+from gpufeed.cachefs.origin.dial import Endpoint, connect
 from gpufeed.cachefs.origin.failure import AttemptFailedError, FailureKind
-from gpufeed.cachefs.origin.http1 import Answer, Connection, Endpoint, Exchange, connect
+from gpufeed.cachefs.origin.http1 import Answer, Connection, Exchange
 from gpufeed.cachefs.origin.rate import TokenBucket
 
 # Kept connections to different endpoints (buckets) together never exceed connections_max; one is
