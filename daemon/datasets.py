@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from gpufeed.cachefs import urls as addresses
 from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
 from gpufeed.cachefs.errors import AccessDeniedError, CapacityError, NotFoundError, UsageError
-from gpufeed.cachefs.fill import Indexer
 from gpufeed.cachefs.listing import guess_kind, manifest_hash, tar_shards, virtual_shards
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.origin.engine import OriginEngine
 from gpufeed.cachefs.sampleindex import SampleIndex
+from gpufeed.cachefs.sources import Indexer
 from gpufeed.cachefs.store.store import ShardStore
 from gpufeed.cachefs.tarscan import TarIndexer
 from gpufeed.cachefs.units import MIB, format_bytes

@@ -32,7 +32,7 @@ from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.cache import ShardCache
 from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.errors import GpufeedError
-from gpufeed.cachefs.fill import FillTools
+from gpufeed.cachefs.filltools import FillTools
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.engine import OriginEngine
 from gpufeed.cachefs.plan import PlanBook

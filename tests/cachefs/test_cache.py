@@ -16,7 +16,7 @@ from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
 from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.config import ArenaConfig, StoreConfig
 from gpufeed.cachefs.errors import GpufeedError, IntegrityError, OriginUnavailableError
-from gpufeed.cachefs.fill import FillTools
+from gpufeed.cachefs.filltools import FillTools
 from gpufeed.cachefs.listing import tar_shards, virtual_shards
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.store.store import ShardStore

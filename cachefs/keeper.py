@@ -1,0 +1,67 @@
+"""One fill's side towards the store: write extents, then commit or abort, each at most once.
+
+A disk that refuses mid-way turns the fill into a streamed one (**bypass**): the readers' bytes are
+fine and they do not notice. Owned by the daemon's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gpufeed.cachefs.errors import StorageError
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.store.store import Reservation, ShardStore
+from gpufeed.cachefs.tasks import finished
+
+
+class Keeper:
+    """See the top of the file. Without a reservation it keeps nothing."""
+
+    def __init__(
+        self, store: ShardStore, metrics: Metrics, reservation: Reservation | None
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._reservation = reservation
+        self.is_cached = reservation is not None
+
+    async def write(self, extent: int, view: memoryview, length_bytes: int) -> None:
+        """Write one extent from its slot, unless the shard is only streamed."""
+        if not self.is_cached or self._reservation is None:
+            return
+        try:
+            await self._store.write_extent(self._reservation, extent, view, length_bytes)
+        except StorageError:
+            self._stream_on()
+
+    def _stream_on(self) -> None:
+        if self.is_cached:
+            self.is_cached = False
+            self._metrics.add("bypass_total")
+
+    async def commit(self, crcs: Sequence[int], sample_index: bytes | None) -> None:
+        """Make the shard visible in the store, or leave nothing there. Not to be cut short."""
+        await self._end(crcs, sample_index)
+
+    async def abort(self) -> None:
+        """Leave nothing in the store. Not to be cut short."""
+        await self._end(None, None)
+
+    async def _end(self, crcs: Sequence[int] | None, sample_index: bytes | None) -> None:
+        reservation, self._reservation = self._reservation, None
+        if reservation is None:
+            return
+        if crcs is None or not self.is_cached:
+            ending = self._store.abort(reservation)
+        else:
+            ending = self._commit(reservation, crcs, sample_index)
+        await finished(asyncio.get_running_loop().create_task(ending))
+
+    async def _commit(
+        self, reservation: Reservation, crcs: Sequence[int], sample_index: bytes | None
+    ) -> None:
+        try:
+            await self._store.commit(reservation, crcs, sample_index)
+        except StorageError:
+            self._stream_on()

@@ -1,0 +1,222 @@
+"""Reads one shard for one session, extent by extent, from whichever tier has it.
+
+`extent(i)` finds the extent in the arena, reads it from the store (verified before it is shown), or
+takes it from the shard's fill. What a reader missed of a fill it gets from the store once that is
+committed, or by a range request of its own.
+
+Invariants:
+    - every slot that `extent` returns is held once for the caller, who drops it;
+    - a shard found wrong on disk is quarantined and filled again; the reader does not notice.
+
+Owned by the daemon's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError
+from gpufeed.cachefs.fill import Fill
+from gpufeed.cachefs.fills import Fills
+from gpufeed.cachefs.filltools import FillTools
+from gpufeed.cachefs.loads import Loads
+from gpufeed.cachefs.placement import extent_length
+from gpufeed.cachefs.sampleindex import SampleIndex
+from gpufeed.cachefs.sources import ShardSource
+
+# A shard found wrong again right after its refill means a disk or memory that lies.
+REFILLS_MAX = 2
+
+
+class ShardReader:
+    """Reads one shard from its first extent to its last. See the top of the file."""
+
+    def __init__(
+        self, source: ShardSource, tools: FillTools, *, fills: Fills, loads: Loads
+    ) -> None:
+        self._source = source
+        self._tools = tools
+        self._fills = fills
+        self._loads = loads
+        self._digest = source.spec.digest
+        self._fill: Fill | None = None
+        self._leased = False
+        self._refills = 0
+        # A new token whenever the shard was looked up anew: several extents are sought at once,
+        # and what befalls them together is acted on once.
+        self._attachment = object()
+        self._index: SampleIndex | None = None
+        self._index_is_whole = False
+        self._ends = np.zeros(0, dtype=np.uint64)
+        self._chunks_taken = 0
+        self._attach()
+
+    @property
+    def extent_count(self) -> int:
+        """Extents of the shard."""
+        return self._source.spec.extent_count(self._tools.extent_bytes)
+
+    def length(self, extent: int) -> int:
+        """Bytes in this extent."""
+        return extent_length(self._source.spec, extent, self._tools.extent_bytes)
+
+    def _attach(self) -> None:
+        """Lease the stored shard, or join its fill."""
+        store = self._tools.store
+        if store.lookup(self._digest) is None:
+            self._fill = self._fills.join(self._source)
+            return
+        store.lease(self._digest)
+        store.touch(self._digest)
+        self._leased = True
+        self._tools.metrics.add("hits_total")
+        encoded = store.sample_index(self._digest)
+        if encoded is not None:
+            self._set_index(SampleIndex.decode(encoded))
+            self._index_is_whole = True
+
+    def _set_index(self, index: SampleIndex) -> None:
+        self._index = index
+        self._ends = index.ends()
+
+    def _detach(self) -> None:
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            self._fills.leave(fill)
+        if self._leased:
+            self._leased = False
+            self._tools.store.release(self._digest)
+
+    async def extent(self, extent: int) -> tuple[int, str]:
+        """Returns the slot that holds the extent, held for the caller, and the tier it came from.
+
+        Raises:
+            GpufeedError: the origin failed, or the shard is wrong there.
+        """
+        pool = self._tools.pool
+        metrics = self._tools.metrics
+        while True:
+            seen = self._attachment
+            slot = pool.table.find(self._digest, extent)
+            if slot is not None:
+                pool.hold(slot)
+                metrics.add("arena_hit_bytes_total", self.length(extent))
+                return slot, "arena"
+            if self._fill is not None:
+                found = await self._from_fill(self._fill, extent)
+                if found is not None:
+                    return found, "origin"
+                self._reattach(seen)
+                continue
+            try:
+                slot = await self._loads.load(self._source, extent, from_store=True)
+            except IntegrityError:
+                if self._attachment is seen:
+                    self._refills += 1
+                if self._refills > REFILLS_MAX:
+                    raise
+                slot = None
+            except StorageError:
+                # The machine is short of something for now; the shard itself is not to blame.
+                slot = await self._loads.load(self._source, extent, from_store=False)
+                if slot is not None:
+                    return slot, "origin"
+            if slot is not None:
+                return slot, "nvme"
+            self._reattach(seen)
+
+    def _reattach(self, seen: object) -> None:
+        """Look the shard up anew, unless another extent's seeker has done so since `seen`."""
+        if self._attachment is not seen:
+            return
+        self._attachment = object()
+        fill = self._fill
+        if fill is not None and fill.verified.done() and not fill.has_failed:
+            self._set_index(fill.sample_index)
+            self._index_is_whole = True
+        self._detach()
+        self._attach()
+
+    async def _from_fill(self, fill: Fill, extent: int) -> int | None:
+        """A slot, or None: look the shard up anew (it is stored now, or another fill has it)."""
+        fill.advance(extent)
+        if fill.has_failed:
+            raise _again(fill.verified.exception())
+        if not fill.has_passed(extent):
+            waiting = fill.wait(extent)
+            try:
+                return await waiting
+            except asyncio.CancelledError:
+                if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                    self._tools.pool.drop(waiting.result())
+                raise
+        if fill.is_cached:
+            await self._fills.settled(fill)
+            if self._tools.store.lookup(self._digest) is not None:
+                return None
+        if self._fills.has_another(fill):
+            return None
+        return await self._loads.load(self._source, extent, from_store=False)
+
+    def raise_if_failed(self) -> None:
+        """Raise what the shard's fill has met, if it has.
+
+        Raises:
+            GpufeedError: the fill's own error.
+        """
+        if self._fill is not None and self._fill.has_failed:
+            raise _again(self._fill.verified.exception())
+
+    def samples(self, first: int, extents_done: int) -> list[SampleIndex]:
+        """Samples that lie wholly in the first `extents_done` extents and were not returned before.
+
+        Args:
+            first: how many were returned before.
+            extents_done: grows from call to call.
+        """
+        if self._fill is not None and not self._index_is_whole:
+            return self._chunks_until(extents_done)
+        if self._index is None:
+            return []
+        limit = extents_done * self._tools.extent_bytes
+        end = int(np.searchsorted(self._ends, limit, side="right"))
+        return [self._index.slice(first, end)] if end > first else []
+
+    def _chunks_until(self, extents_done: int) -> list[SampleIndex]:
+        assert self._fill is not None
+        found = []
+        for extent, index in self._fill.chunks[self._chunks_taken :]:
+            if extent >= extents_done:
+                break
+            found.append(index)
+        self._chunks_taken += len(found)
+        return found
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it reads from the store, not from a fill."""
+        return self._fill is None
+
+    async def finish(self) -> None:
+        """Wait until the shard as a whole was found right.
+
+        Raises:
+            IntegrityError: its checksum is wrong; what was read of it must not be trusted.
+        """
+        if self._fill is not None:
+            try:
+                await asyncio.shield(self._fill.verified)
+            except GpufeedError as error:
+                raise _again(error) from None
+
+    def close(self) -> None:
+        """Let go of the store's lease and of the fill. Slots are the caller's own."""
+        self._detach()
+
+
+def _again(error: BaseException | None) -> GpufeedError:
+    """A fresh copy, so that many readers do not grow one traceback."""
+    assert isinstance(error, GpufeedError), error
+    return type(error)(*error.args)
