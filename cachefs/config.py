@@ -8,10 +8,17 @@ Credentials and endpoint are named as ossfs's ``storage_options`` name them: ``e
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 
 from gpufeed.cachefs.errors import ConfigError
 from gpufeed.cachefs.units import BLOCK_BYTES, GIB, KIB, MIB, format_bytes
+
+# IFNAMSIZ of Linux, less the closing zero.
+INTERFACE_NAME_BYTES_MAX = 15
+
+
+CREDENTIAL_KINDS = ("auto", "static", "env", "rrsa", "ecs", "uri", "anonymous")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -21,16 +28,32 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginConfig:
-    """How object storage is reached. Sizes in bytes, times in seconds."""
+    """How object storage is reached. Sizes in bytes, times in seconds.
+
+    Attributes:
+        credentials: one of `CREDENTIAL_KINDS`; see `gpufeed.cachefs.origin.credentials.chain`.
+        role_arn: a role to assume with the credentials found; empty = none.
+        ca_file: PEM authorities that certificates are checked by, in place of the system's.
+    """
 
     endpoint: str = ""
     region: str = ""
+    credentials: str = "auto"
     key: str = field(default="", repr=False)
     secret: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
+    role_arn: str = ""
+    ca_file: str = ""
     part_bytes: int = 8 * MIB
     connections_max: int = 64
     requests_per_s_max: float = 2000.0
+    bytes_per_s_max: int = 0
+    prefetch_bytes_per_s_max: int = 0
+    hedge_ratio_max: float = 0.05
+    hedge_spare_bytes: int = 64 * MIB
+    threads: int = 0
+    bind_interface: str = ""
+    bind_address: str = ""
     retries_max: int = 6
     connect_timeout_s: float = 5.0
     stall_timeout_s: float = 10.0
@@ -49,12 +72,50 @@ class OriginConfig:
         _require(1 <= self.connections_max <= 4096, "origin.connections_max must be 1 to 4096")
         _require(self.requests_per_s_max > 0, "origin.requests_per_s_max must be above 0")
         _require(0 <= self.retries_max <= 100, "origin.retries_max must be 0 to 100")
+        _require(0 <= self.threads <= 64, "origin.threads must be 0 (automatic) to 64")
+        _require(0 <= self.hedge_ratio_max <= 1, "origin.hedge_ratio_max must be 0 (never) to 1")
+        for name in ("bytes_per_s_max", "prefetch_bytes_per_s_max", "hedge_spare_bytes"):
+            _require(getattr(self, name) >= 0, f"origin.{name} must not be negative (0 = none)")
+        self._check_binding()
         for name in ("connect_timeout_s", "stall_timeout_s", "deadline_s"):
             _require(getattr(self, name) > 0, f"origin.{name} must be above 0")
         _require(
             bool(self.key) == bool(self.secret),
             "origin.key and origin.secret belong together: give both or neither",
         )
+        _require(
+            self.credentials in CREDENTIAL_KINDS,
+            f"origin.credentials is {self.credentials!r}; it must be one of "
+            f"{', '.join(CREDENTIAL_KINDS)}",
+        )
+        _require(
+            not self.key or self.credentials in ("auto", "static"),
+            f"origin.credentials is {self.credentials}, but origin.key is set too: remove one",
+        )
+        _require(
+            bool(self.key) or self.credentials != "static",
+            "origin.credentials is static: set origin.key and origin.secret",
+        )
+
+    def _check_binding(self) -> None:
+        _require(
+            not (self.bind_interface and self.bind_address),
+            "origin.bind_interface and origin.bind_address are two ways to choose one network: "
+            "give one of them",
+        )
+        _require(
+            len(self.bind_interface.encode()) <= INTERFACE_NAME_BYTES_MAX,
+            f"origin.bind_interface is {self.bind_interface!r}; an interface's name has at most "
+            f"{INTERFACE_NAME_BYTES_MAX} bytes",
+        )
+        if self.bind_address:
+            try:
+                ipaddress.ip_address(self.bind_address)
+            except ValueError:
+                raise ConfigError(
+                    f"origin.bind_address is {self.bind_address!r}; it must be an IP address of "
+                    "this machine"
+                ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

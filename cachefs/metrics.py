@@ -34,6 +34,31 @@ METRICS: dict[str, Metric] = {
         Metric("origin_retries_total", "counter", "Requests repeated after a failure."),
         Metric("origin_throttled_total", "counter", "Answers by which an origin asked us to slow."),
         Metric("origin_in_flight", "gauge", "Requests under way at origins."),
+        Metric(
+            "origin_warnings_total", "counter", "Cautions about an origin's settings; see the log."
+        ),
+        Metric("credential_renewals_total", "counter", "Credentials received from a service."),
+        Metric("credential_failures_total", "counter", "Times that a service gave none."),
+        Metric("origin_waiting", "gauge", "Requests that wait for a connection or their turn."),
+        Metric("origin_degraded", "gauge", "Origins that fail so often that they are only probed."),
+        Metric(
+            "origin_connections_limit",
+            "gauge",
+            "Connections allowed at this moment, over all origins (resident).",
+        ),
+        Metric(
+            "origin_requests_per_s_limit",
+            "gauge",
+            "Requests a second allowed at this moment, over all origins (resident).",
+        ),
+        Metric(
+            "origin_bytes_per_s_limit",
+            "gauge",
+            "Bytes a second allowed at this moment, over all origins with a limit (resident).",
+        ),
+        Metric("hedges_total", "counter", "Slow requests asked again on another connection."),
+        Metric("hedges_won_total", "counter", "Those that came before the slow request."),
+        Metric("hedge_spare_bytes", "gauge", "Memory that hedges receive into."),
         Metric("fills_total", "counter", "Shards fetched from an origin to the end."),
         Metric("fills_failed_total", "counter", "Fills that ended in an error."),
         Metric("fills_in_flight", "gauge", "Fills under way."),
