@@ -11,7 +11,8 @@ where it is from. Nothing else in gpufeed reads configuration. From weakest to s
 5. flags.
 
 A name that does not exist is an error, with the one that was probably meant. Key, secret and token
-are one credential: a stronger source of any of them silences the ``OSS_*`` variables for all three.
+are one credential: a stronger source of any of them silences the ``OSS_*`` variables for all three,
+and so does an ``origin.credentials`` that takes them from elsewhere.
 """
 
 from __future__ import annotations
@@ -286,7 +287,8 @@ def _from_flags(arguments: argparse.Namespace | None) -> Iterator[tuple[str, Any
 def _fill_from_oss_variables(
     values: dict[str, Any], provenance: dict[str, str], environ: Mapping[str, str]
 ) -> None:
-    has_credential = any(values.get(name) for name in _CREDENTIAL)
+    elsewhere = values.get("origin.credentials", "auto") not in ("auto", "static")
+    has_credential = elsewhere or any(values.get(name) for name in _CREDENTIAL)
     for full_name, variable in _OSS_VARIABLES.items():
         value = environ.get(variable, "")
         taken = has_credential if full_name in _CREDENTIAL else full_name in values

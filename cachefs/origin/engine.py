@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from gpufeed.cachefs.errors import OriginUnavailableError, UsageError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin.base import OnTarget, Origin
+from gpufeed.cachefs.origin.credentials.chain import CredentialBook
 from gpufeed.cachefs.origin.crossing import Crossing
 from gpufeed.cachefs.origin.fsspec_origin import FsspecOrigin
 from gpufeed.cachefs.origin.local import LocalOrigin
@@ -56,8 +58,9 @@ class OriginEngine:
     ) -> None:
         self._config = config
         self._metrics = metrics
+        book = CredentialBook(os.environ, metrics)
         self._makers: dict[str, MakeOrigin] = {
-            "oss": lambda chosen: OssOrigin(chosen, metrics),
+            "oss": lambda chosen: OssOrigin(chosen, metrics, book),
             "file": lambda _: LocalOrigin(metrics),
             **(origins or {}),
         }
@@ -188,6 +191,7 @@ def _overrides(options: Mapping[str, str]) -> dict[str, Any]:
     """Options replace the configuration; credentials always as a whole."""
     changes: dict[str, Any] = dict(options)
     if "key" in changes or "secret" in changes:
-        for name in ("key", "secret", "token"):
+        for name in ("key", "secret", "token", "role_arn"):
             changes.setdefault(name, "")
+        changes["credentials"] = "static"
     return changes

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -28,7 +29,7 @@ from gpufeed.cachefs.errors import (
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin.base import OnTarget
-from gpufeed.cachefs.origin.credentials import CredentialProvider, provider_of
+from gpufeed.cachefs.origin.credentials.chain import CredentialBook
 from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure
 from gpufeed.cachefs.origin.http1 import (
     ERROR_BODY_LIMIT_BYTES,
@@ -37,7 +38,7 @@ from gpufeed.cachefs.origin.http1 import (
     Head,
     request_bytes,
 )
-from gpufeed.cachefs.origin.oss_address import Address, bucket_and_key
+from gpufeed.cachefs.origin.oss_address import Address, bucket_and_key, cautions
 from gpufeed.cachefs.origin.oss_answer import (
     asked_delay_s,
     check_etag,
@@ -59,6 +60,7 @@ from gpufeed.cachefs.origin.retry import Again, Retrier
 from gpufeed.cachefs.origin.sink import Sink
 from gpufeed.cachefs.units import MIB
 
+_LOG = logging.getLogger("gpufeed.origin")
 LIST_PAGE_COUNT = 1000
 LIST_BODY_BYTES_MAX = 8 * MIB
 
@@ -77,19 +79,19 @@ class OssOrigin:
     """Satisfies `Origin` for ``oss://bucket/key``.
 
     Raises:
-        ConfigError: no endpoint, or there is a key to sign with but no region.
+        ConfigError: no endpoint, or the credentials asked for are not set.
     """
 
-    def __init__(self, config: OriginConfig, metrics: Metrics) -> None:
+    def __init__(self, config: OriginConfig, metrics: Metrics, book: CredentialBook) -> None:
         self._config = config
         self._metrics = metrics
         self._address = Address.of(config)
-        self._provider: CredentialProvider = provider_of(config)
-        if not self._address.region and not self._provider.current.is_anonymous:
-            raise ConfigError(
-                f"the region cannot be told from the endpoint {config.endpoint!r}: set "
-                "origin.region, for example cn-hangzhou (signatures need it)"
-            )
+        self._provider = book.provider(
+            config, self._address.region, internal=self._address.internal
+        )
+        for caution in cautions(self._address, config):
+            _LOG.warning("%s", caution)
+            metrics.add("origin_warnings_total")
         self._pool = ConnectionPool(config)
         self._offset_s = 0.0
         # Jitter needs no secrecy, only that nodes differ.
@@ -156,6 +158,7 @@ class OssOrigin:
 
     async def close(self) -> None:
         """See `Origin`."""
+        await self._provider.close()
         await self._pool.close()
 
     # --- one attempt --------------------------------------------------------------------------
@@ -193,9 +196,15 @@ class OssOrigin:
 
         Raises:
             AttemptFailedError: no answer, or one that is an error.
+            GpufeedError: nothing to sign with.
         """
         address = self._address
-        credentials = self._provider.current
+        credentials = await self._provider.get()
+        if not address.region and not credentials.is_anonymous:
+            raise ConfigError(
+                f"the region cannot be told from the endpoint {address.text!r}: set "
+                "origin.region, for example cn-hangzhou (signatures need it)"
+            )
         query = encode_query(request.query)
         headers = signed_headers(
             method=request.method,

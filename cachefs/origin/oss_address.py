@@ -14,6 +14,7 @@ from gpufeed.cachefs.urls import split_bucket
 
 _REGION = re.compile(r"(?:s3\.)?oss-([a-z]{2}-[a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com")
 _DUAL_STACK = re.compile(r"([a-z]{2}-[a-z0-9-]+)\.oss\.aliyuncs\.com")
+_PUBLIC = re.compile(r"((?:s3\.)?oss-[a-z]{2}-[a-z0-9-]+?(?<!-internal))\.aliyuncs\.com")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -55,9 +56,14 @@ class Address:
         # Inside the region's network TLS doubles the cost of a byte; outside it is a must.
         plain = numeric or "-internal." in host
         tls = scheme == "https" or (not scheme and not plain)
-        return cls(
-            text, host, port or (443 if tls else 80), tls, numeric, config.region or _region(host)
-        )
+        # The endpoint knows: what it serves is in its region, and only there are signatures good.
+        region = _region(host) or config.region
+        return cls(text, host, port or (443 if tls else 80), tls, numeric, region)
+
+    @property
+    def internal(self) -> bool:
+        """Whether it is reached by the cloud's own network."""
+        return "-internal." in self.host
 
     def endpoint(self, bucket: str) -> Endpoint:
         """Where to connect for this bucket."""
@@ -84,6 +90,23 @@ def bucket_and_key(url: str) -> tuple[str, str]:
             "oss://bucket/key"
         )
     return bucket, key
+
+
+def cautions(address: Address, config: OriginConfig) -> list[str]:
+    """What will do, but costs money or time; one sentence each."""
+    found = []
+    public = _PUBLIC.fullmatch(address.host)
+    if public:
+        found.append(
+            f"{address.host} is a public endpoint: its traffic is slow and charged; on machines of "
+            f"that region set origin.endpoint to {public.group(1)}-internal.aliyuncs.com"
+        )
+    if config.region and config.region != address.region:
+        found.append(
+            f"origin.region is {config.region}, but the endpoint {address.host} is in "
+            f"{address.region}, which is taken; correct origin.region or origin.endpoint"
+        )
+    return found
 
 
 def _split(text: str) -> tuple[str, str, int | None]:

@@ -18,6 +18,7 @@ from gpufeed.cachefs.origin.dial import Endpoint, connect
 from gpufeed.cachefs.origin.failure import AttemptFailedError, FailureKind
 from gpufeed.cachefs.origin.http1 import Answer, Connection, Exchange
 from gpufeed.cachefs.origin.rate import TokenBucket
+from gpufeed.cachefs.origin.tls import client_context
 
 # Kept connections to different endpoints (buckets) together never exceed connections_max; one is
 # closed to make room for another endpoint's.
@@ -93,7 +94,7 @@ class ConnectionPool:
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
-            self._tls = ssl.create_default_context()
+            self._tls = client_context(self._config.ca_file)
         return self._tls
 
     async def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -20,11 +19,10 @@ from gpufeed.cachefs.errors import (
 )
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin import retry
-from gpufeed.cachefs.origin.credentials import EnvironmentCredentials, FetchedCredentials
+from gpufeed.cachefs.origin.engine import OriginEngine
 from gpufeed.cachefs.origin.failure import Failure, FailureKind
 from gpufeed.cachefs.origin.http1 import request_bytes
-from gpufeed.cachefs.origin.oss import OssOrigin
-from gpufeed.cachefs.origin.oss_address import Address, bucket_and_key
+from gpufeed.cachefs.origin.oss_address import Address, bucket_and_key, cautions
 from gpufeed.cachefs.origin.oss_sign import (
     Credentials,
     encode_path,
@@ -84,14 +82,50 @@ def test_a_bucket_that_cannot_be_is_refused(bad):
         bucket_and_key(bad)
 
 
-async def test_a_key_without_a_region_is_refused_early(monkeypatch):
-    config = OriginConfig(endpoint="127.0.0.1:1", key="k", secret="s")
-    with pytest.raises(ConfigError, match=r"origin\.region"):
-        OssOrigin(config, Metrics())
-    monkeypatch.setenv("OSS_ACCESS_KEY_ID", "k")
-    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "s")
-    with pytest.raises(ConfigError, match=r"origin\.region"):
-        OssOrigin(OriginConfig(endpoint="127.0.0.1:1"), Metrics())
+@pytest.mark.parametrize("how", ["configured", "environment"])
+async def test_a_key_without_a_region_is_refused_before_anything_is_sent(monkeypatch, how):
+    if how == "environment":
+        monkeypatch.setenv("OSS_ACCESS_KEY_ID", "k")
+        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "s")
+    pair = {"key": "k", "secret": "s"} if how == "configured" else {}
+    metrics = Metrics()
+    engine = OriginEngine(OriginConfig(endpoint="127.0.0.1:1", **pair), metrics)
+    engine.start()
+    try:
+        with pytest.raises(ConfigError, match=r"origin\.region"):
+            await engine.head("oss://bucket/key")
+    finally:
+        await engine.close()
+    assert metrics.get("origin_requests_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "region", "told"),
+    [
+        (INTERNAL, "", []),
+        (INTERNAL, "cn-hangzhou", []),
+        ("oss-cn-hangzhou.aliyuncs.com", "", ["oss-cn-hangzhou-internal.aliyuncs.com"]),
+        ("https://s3.oss-us-west-1.aliyuncs.com", "", ["s3.oss-us-west-1-internal.aliyuncs.com"]),
+        (INTERNAL, "cn-beijing", ["origin.region is cn-beijing"]),
+        ("oss-cn-hangzhou.aliyuncs.com", "cn-beijing", ["-internal", "is in cn-hangzhou, which"]),
+        ("127.0.0.1:9000", "cn-beijing", []),
+        ("oss-accelerate.aliyuncs.com", "cn-beijing", []),
+        ("cn-beijing.oss.aliyuncs.com", "", []),
+    ],
+)
+def test_what_costs_money_or_is_contradictory_is_cautioned_about(endpoint, region, told):
+    config = OriginConfig(endpoint=endpoint, region=region)
+    found = cautions(Address.of(config), config)
+    assert len(found) == len(told)
+    for text, caution in zip(told, found, strict=True):
+        assert text in caution
+
+
+def test_the_endpoints_region_is_the_one_that_is_signed_for():
+    assert Address.of(OriginConfig(endpoint=INTERNAL, region="cn-beijing")).region == "cn-hangzhou"
+    assert Address.of(OriginConfig(endpoint="h.example", region="cn-beijing")).region == (
+        "cn-beijing"
+    )
 
 
 def test_a_signature_equals_the_vendors_own():
@@ -230,57 +264,6 @@ def test_back_off_doubles_with_jitter_up_to_a_cap_and_obeys_the_service(monkeypa
         assert full / 2 <= delay <= full
     assert retrier.judge(status(503, wait_s=9.0), 0.0).delay_s == 9.0
     assert retrier.judge(status(503, wait_s=9000.0), 0.0).delay_s == retry.WAIT_MAX_S
-
-
-async def test_the_environment_is_read_in_the_order_of_the_vendors_tools():
-    environ = {"ALIBABA_CLOUD_ACCESS_KEY_ID": "a", "ALIBABA_CLOUD_ACCESS_KEY_SECRET": "b"}
-    provider = EnvironmentCredentials(environ)
-    assert provider.current == Credentials("a", "b")
-    environ |= {"OSS_ACCESS_KEY_ID": "c", "OSS_ACCESS_KEY_SECRET": "d", "OSS_SESSION_TOKEN": "e"}
-    assert provider.current == Credentials("a", "b")
-    await provider.renew(provider.current)
-    assert provider.current == Credentials("c", "d", "e")
-    assert EnvironmentCredentials({"OSS_ACCESS_KEY_ID": "half"}).current.is_anonymous
-
-
-async def test_credentials_are_fetched_once_for_all_that_were_refused():
-    fetched = 0
-    go_on = asyncio.Event()
-
-    async def fetch() -> Credentials:
-        nonlocal fetched
-        fetched += 1
-        await go_on.wait()
-        return Credentials("k", "s", f"t{fetched}")
-
-    old = Credentials("k", "s", "t0")
-    provider = FetchedCredentials(old, fetch)
-    waiting = [asyncio.create_task(provider.renew(old)) for _ in range(10)]
-    await asyncio.sleep(0)
-    waiting[0].cancel()
-    go_on.set()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    await provider.renew(old)  # a straggler, refused with what has been replaced since
-    assert (fetched, provider.current.token) == (1, "t1")
-    await provider.renew(provider.current)
-    assert (fetched, provider.current.token) == (2, "t2")
-
-
-async def test_a_failed_fetch_is_raised_and_the_next_refusal_tries_again():
-    answers = [OriginUnavailableError("down"), Credentials("k", "s", "t1")]
-
-    async def fetch() -> Credentials:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    old = Credentials("k", "s", "t0")
-    provider = FetchedCredentials(old, fetch)
-    with pytest.raises(OriginUnavailableError):
-        await provider.renew(old)
-    await provider.renew(old)
-    assert provider.current.token == "t1"
 
 
 def test_secrets_are_not_shown():
