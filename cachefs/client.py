@@ -19,8 +19,6 @@ from __future__ import annotations
 import collections
 import mmap
 import os
-import selectors
-import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpufeed.cachefs import wire
-from gpufeed.cachefs.bodies import body_to_memfd, close_all, with_body
-from gpufeed.cachefs.errors import (
-    DaemonUnavailableError,
-    ProtocolError,
-    UsageError,
-)
+from gpufeed.cachefs.bodies import close_all, with_body
+from gpufeed.cachefs.connection import Connection
+from gpufeed.cachefs.errors import ProtocolError, UsageError
 from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import (
     Event,
@@ -57,8 +52,6 @@ __all__ = [
     "ShardInfo",
 ]
 
-# One recvmsg may bring the arena's descriptor or a body's, never more.
-_DESCRIPTORS_MAX = 2
 # Messages taken in one `receive`, so that a fast daemon cannot keep a feeder from its workers.
 _MESSAGES_PER_RECEIVE_MAX = 256
 
@@ -113,9 +106,8 @@ os.register_at_fork(after_in_child=_close_in_child)
 class Session:
     """A connection to a daemon. Made by `connect`; a context manager."""
 
-    def __init__(self, sock: socket.socket, welcome: dict[str, Any], arena_fd: int) -> None:
-        self._sock = sock
-        self._pid = os.getpid()
+    def __init__(self, connection: Connection, welcome: dict[str, Any], arena_fd: int) -> None:
+        self._connection = connection
         self._requests = 0
         self._positions = 0
         self._pending: collections.deque[Event] = collections.deque()
@@ -143,26 +135,19 @@ class Session:
             DaemonUnavailableError: nobody listens, or the daemon went away meanwhile.
             GpufeedError: the daemon refused, with its reason.
         """
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        connection = Connection.open(socket_path, timeout_s)
         try:
-            sock.settimeout(timeout_s)
-            try:
-                sock.connect(socket_path)
-            except OSError as error:
-                raise DaemonUnavailableError(
-                    f"no gpufeed daemon answers at {socket_path} ({error.strerror or error}); "
-                    "start `gpufeed daemon`, or set GPUFEED_DAEMON=auto for an embedded one"
-                ) from None
-            _send(sock, wire.pack(Kind.HELLO, wire.pack_json({"window_bytes": window_bytes})))
-            message, descriptors = _receive(sock)
+            hello = {"window_bytes": window_bytes}
+            connection.send(wire.pack(Kind.HELLO, wire.pack_json(hello)), timeout_s)
+            message, descriptors = connection.wait(time.monotonic() + timeout_s)
             if message.kind is Kind.ERROR:
                 raise wire.unpack_error(message.json())
             if message.kind is not Kind.WELCOME or len(descriptors) != 1:
+                close_all(descriptors)
                 raise ProtocolError(f"{message.kind.name} answered HELLO")
-            sock.setblocking(False)
-            return cls(sock, message.json(), descriptors[0])
+            return cls(connection, message.json(), descriptors[0])
         except BaseException:
-            sock.close()
+            connection.close()
             raise
 
     def __enter__(self) -> Session:
@@ -204,6 +189,21 @@ class Session:
         body = {"dataset_id": dataset.dataset_id}
         return _dataset(self._ask(Kind.INDEX, body, timeout_s, progress))
 
+    def begin_request(self, kind: Kind, body: dict[str, Any], timeout_s: float) -> int:
+        """Send a request without waiting; its answer repeats the number returned."""
+        self._requests += 1
+        self._connection.send_json(kind, {"id": self._requests, **body}, timeout_s)
+        return self._requests
+
+    def wait_message(self, deadline_s: float) -> Message:
+        """The next message, whatever it is; for those who mind their own requests.
+
+        Raises:
+            DaemonUnavailableError: none before `deadline_s` (monotonic), or the daemon is gone.
+        """
+        message, descriptors = self._connection.wait(deadline_s)
+        return with_body(message, descriptors)
+
     def _ask(
         self,
         kind: Kind,
@@ -211,12 +211,10 @@ class Session:
         timeout_s: float,
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Any]:
-        self._requests += 1
-        request_id = self._requests
-        self._send_json(kind, {"id": request_id, **body}, timeout_s)
+        request_id = self.begin_request(kind, body, timeout_s)
         deadline_s = time.monotonic() + timeout_s
         while True:
-            message = self._wait_message(deadline_s)
+            message = self.wait_message(deadline_s)
             if message.kind in (Kind.REPLY, Kind.PROGRESS, Kind.ERROR):
                 value = message.json()
                 if value.get("id") != request_id:
@@ -242,13 +240,13 @@ class Session:
         for begin in range(0, len(shard_ids), wire.PLAN_IDS_PER_MESSAGE_MAX):
             piece = shard_ids[begin : begin + wire.PLAN_IDS_PER_MESSAGE_MAX]
             body = wire.pack_plan(dataset.dataset_id, piece, first + begin)
-            self._send(wire.pack(Kind.PLAN, body))
+            self._connection.send(wire.pack(Kind.PLAN, body))
         self._positions += len(shard_ids)
         return range(first, self._positions)
 
     def fileno(self) -> int:
         """The socket, to wait on for reading. Events kept back by a request count as readable."""
-        return self._sock.fileno()
+        return self._connection.fileno()
 
     def receive(self) -> list[Event]:
         """All events that are here now; never waits.
@@ -261,7 +259,7 @@ class Session:
         self._pending.clear()
         for _ in range(_MESSAGES_PER_RECEIVE_MAX):
             try:
-                message, descriptors = _receive(self._sock)
+                message, descriptors = self._connection.receive()
             except BlockingIOError:
                 break
             close_all(descriptors)
@@ -272,7 +270,7 @@ class Session:
         """Give extents back, by sequence number, in any order, each once."""
         for begin in range(0, len(seqs), wire.RELEASES_PER_MESSAGE_MAX):
             piece = seqs[begin : begin + wire.RELEASES_PER_MESSAGE_MAX]
-            self._send(wire.pack(Kind.RELEASE, wire.pack_release(piece)))
+            self._connection.send(wire.pack(Kind.RELEASE, wire.pack_release(piece)))
 
     def arena(self) -> memoryview:
         """The whole arena, read-only. An extent begins at ``slot * extent_bytes``."""
@@ -283,7 +281,7 @@ class Session:
     def close(self) -> None:
         """End the session. Views of the arena that are still around stay mapped until they go."""
         _open_sessions.discard(self)
-        self._sock.close()
+        self._connection.close()
         if self.arena_fd >= 0:
             os.close(self.arena_fd)
             self.arena_fd = -1
@@ -297,72 +295,7 @@ class Session:
     def abandon(self) -> None:
         """In a forked child: let go of the socket without a word, keep the mapping."""
         _open_sessions.discard(self)
-        self._sock.close()
-
-    # --- sockets ------------------------------------------------------------------------------
-
-    def _send_json(self, kind: Kind, value: dict[str, Any], timeout_s: float) -> None:
-        body = wire.pack_json(value)
-        if len(body) <= wire.INLINE_BODY_BYTES:
-            self._send(wire.pack(kind, body), timeout_s)
-            return
-        descriptor = body_to_memfd(body)
-        try:
-            self._send(wire.pack(kind, in_memfd=True), timeout_s, descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _send(self, data: bytes, timeout_s: float = 60.0, descriptor: int | None = None) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                _send(self._sock, data, descriptor)
-                return
-            except BlockingIOError:
-                self._wait(selectors.EVENT_WRITE, deadline_s)
-
-    def _wait_message(self, deadline_s: float) -> Message:
-        while True:
-            try:
-                message, descriptors = _receive(self._sock)
-            except BlockingIOError:
-                self._wait(selectors.EVENT_READ, deadline_s)
-                continue
-            return with_body(message, descriptors)
-
-    def _wait(self, what: int, deadline_s: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._sock, what)
-            if not selector.select(max(0.0, deadline_s - time.monotonic())):
-                raise DaemonUnavailableError(
-                    "the daemon did not answer in time; see its log, and `gpufeed config show` for "
-                    "the origin that it asks"
-                )
-
-
-def _send(sock: socket.socket, data: bytes, descriptor: int | None = None) -> None:
-    try:
-        if descriptor is None:
-            sock.send(data)
-        else:
-            socket.send_fds(sock, [data], [descriptor])
-    except (BrokenPipeError, ConnectionResetError):
-        raise DaemonUnavailableError("the daemon closed the session") from None
-
-
-def _receive(sock: socket.socket) -> tuple[Message, list[int]]:
-    try:
-        data, descriptors, _, _ = socket.recv_fds(
-            sock, wire.MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-        )
-    except ConnectionResetError:
-        raise DaemonUnavailableError("the daemon went away") from None
-    except TimeoutError:
-        raise DaemonUnavailableError("the daemon did not answer in time") from None
-    if not data:
-        close_all(descriptors)
-        raise DaemonUnavailableError("the daemon closed the session")
-    return wire.unpack(data), descriptors
+        self._connection.close()
 
 
 def _events(message: Message) -> list[Event]:

@@ -371,7 +371,7 @@ def test_hostile_bodies_end_their_session_and_no_other(node) -> None:
     with Session.connect(node.socket) as good:
         for body in (b"[" * 100_000, b"{}", b"\xff" * 1000, b'{"id": 1, "urls": 3}'):
             with Session.connect(node.socket) as bad:
-                bad._send(wire.pack(wire.Kind.OPEN, body[: wire.INLINE_BODY_BYTES]))
+                bad._connection.send(wire.pack(wire.Kind.OPEN, body[: wire.INLINE_BODY_BYTES]))
                 select.select([bad], [], [], 10)
                 with pytest.raises((GpufeedError, ValueError)):
                     bad.receive()
