@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpufeed.bench.engine import command as engine_command
 from gpufeed.bench.options import add_run_flags, run_options
 
 _RUN_EXAMPLE = """example:
@@ -42,6 +43,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("result", type=Path, metavar="RESULT", help="JSON file of a run")
     _add_outputs(report)
+    engine = commands.add_parser(
+        "engine",
+        help="what receiving a gigabyte costs: gpufeed against other clients",
+        description="Serves objects by nginx and receives them through every client library.",
+        epilog=engine_command.EXAMPLE,
+        formatter_class=raw,
+    )
+    engine_command.add_flags(engine, work_dir=Path.home() / ".cache" / "gpufeed-bench")
     return parser
 
 
@@ -79,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     from gpufeed.bench.outputs import guarded  # noqa: PLC0415 see the top of the file
 
-    action = {"run": _run, "report": _report}[arguments.command]
+    action = {"run": _run, "report": _report, "engine": engine_command.command}[arguments.command]
     return guarded("cachebench", lambda: action(arguments))
 
 

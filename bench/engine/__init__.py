@@ -1,0 +1,1 @@
+"""``cachebench engine``: what receiving a gigabyte costs, client library by client library."""

@@ -1,0 +1,92 @@
+"""The flags of ``cachebench engine``, and running it: files, table, exit status.
+
+Importing this module is light: what a run needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EXAMPLE = """examples:
+  cachebench engine
+  cachebench engine --engines raw,gpufeed,gpufeed-fill --dir /mnt/nvme --json engine.json
+
+Needs nginx (`./run deps`). CPU-s/GB is the figure to compare; GB/s is what this machine had left.
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser, *, work_dir: Path) -> None:
+    """Add the flags."""
+    add = parser.add_argument
+    add("--engines", metavar="NAMES", help="comma-separated; default: all of them")
+    add("--size", default="1GiB", help="received by each engine a round (default %(default)s)")
+    add("--repeats", type=int, default=3, help="rounds; medians are reported (default %(default)s)")
+    add("--part", default="8MiB", metavar="SIZE", help="of a request (default %(default)s)")
+    add(
+        "--connections",
+        type=int,
+        default=8,
+        help="requests under way at once (default %(default)s)",
+    )
+    add(
+        "--client-cpus",
+        type=int,
+        default=1,
+        metavar="N",
+        help="CPUs of the engine; the server has one of its own (default %(default)s)",
+    )
+    add(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="whose disk gpufeed-fill writes to; what is made there is removed (default: work dir)",
+    )
+    add(
+        "--work-dir",
+        type=Path,
+        default=work_dir,
+        help="where the objects are made, and removed afterwards (default %(default)s)",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the result here")
+    add("--check", action="store_true", help="end with status 5 if a target is missed")
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Run, write the file that was asked for, print the table; returns the exit status.
+
+    Raises:
+        GpufeedError: what went wrong.
+    """
+    from gpufeed.bench.engine import report, runner  # noqa: PLC0415 see the top of the file
+    from gpufeed.bench.engine.registry import KINDS  # noqa: PLC0415 likewise
+    from gpufeed.bench.outputs import (  # noqa: PLC0415 likewise
+        CHECK_FAILED_STATUS,
+        require_writable,
+        write_files,
+    )
+    from gpufeed.bench.progress import Terminal  # noqa: PLC0415 likewise
+    from gpufeed.cachefs.units import parse_bytes  # noqa: PLC0415 likewise
+
+    names = arguments.engines
+    chosen = tuple(name.strip() for name in names.split(",") if name.strip()) if names else None
+    options = runner.EngineOptions(
+        work_dir=arguments.work_dir,
+        names=tuple(KINDS) if chosen is None else chosen,
+        size_bytes=parse_bytes(arguments.size),
+        repeats=arguments.repeats,
+        part_bytes=parse_bytes(arguments.part),
+        connections=arguments.connections,
+        client_cpus=arguments.client_cpus,
+        directory=arguments.dir,
+        must_pass=arguments.check,
+    )
+    if arguments.json is not None:
+        require_writable(arguments.json)
+    with Terminal() as progress:
+        result = runner.run(options, progress)
+    write_files(result, arguments.json, None)
+    report.print_result(result)
+    if arguments.check and (report.missed(result) or len(result["targets"]) < len(report.TARGETS)):
+        return CHECK_FAILED_STATUS
+    return 0
