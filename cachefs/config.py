@@ -20,6 +20,9 @@ INTERFACE_NAME_BYTES_MAX = 15
 
 CREDENTIAL_KINDS = ("auto", "static", "env", "rrsa", "ecs", "uri", "anonymous")
 
+# How much of the arena bytes under way from origins may take; the rest is the sessions'.
+IN_FLIGHT_RATIO = 0.25
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -138,13 +141,91 @@ class StoreConfig:
         _require(1 <= self.io_threads <= 64, "store.io_threads must be 1 to 64")
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixRule:
+    """A dataset's limit. `quota_bytes` 0: none. Pinned: never a victim of others."""
+
+    prefix: str
+    quota_bytes: int = 0
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """What may be kept, beyond what plans say.
+
+    Attributes:
+        adhoc_ratio: share of the capacity for files read outside of any dataset.
+        ttl_s: a shard not used for so long is removed; 0 keeps it. Counted anew at each start.
+        quotas: ``PREFIX=SIZE``: a dataset's hard limit, for example ``oss://bucket/train/=2TB``.
+        pins: prefixes whose shards are never evicted for others.
+        tenant_weights: ``TENANT=WEIGHT`` of the fair shares; 1 for those not named.
+    """
+
+    adhoc_ratio: float = 0.05
+    ttl_s: float = 0.0
+    quotas: tuple[str, ...] = ()
+    pins: tuple[str, ...] = ()
+    tenant_weights: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check ranges and forms.
+
+        Raises:
+            ConfigError: out of range or malformed.
+        """
+        _require(0 <= self.adhoc_ratio <= 1, "policy.adhoc_ratio must be in [0, 1]")
+        _require(self.ttl_s >= 0, "policy.ttl_s must not be negative")
+        for prefix in (*self.pins, *(rule.prefix for rule in self.rules)):
+            _require(
+                "://" in prefix,
+                f"policy has {prefix!r}; write prefixes with their scheme, for example "
+                "oss://bucket/train/",
+            )
+        for tenant, weight in self.weights.items():
+            _require(weight > 0, f"policy.tenant_weights: the weight of {tenant} must be above 0")
+
+    @property
+    def rules(self) -> tuple[PrefixRule, ...]:
+        """Quotas and pins, one rule a prefix."""
+        quotas = {prefix: parse_bytes(size) for prefix, size in _pairs("quotas", self.quotas)}
+        return tuple(
+            PrefixRule(prefix, quotas.get(prefix, 0), prefix in self.pins)
+            for prefix in dict.fromkeys((*quotas, *self.pins))
+        )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """`tenant_weights`, read."""
+        try:
+            pairs = _pairs("tenant_weights", self.tenant_weights)
+            return {tenant: float(weight) for tenant, weight in pairs}
+        except ValueError as error:
+            raise ConfigError(f"policy.tenant_weights: {error}") from None
+
+
+def _pairs(name: str, values: tuple[str, ...]) -> list[tuple[str, str]]:
+    for value in values:
+        _require("=" in value, f"policy.{name} has {value!r}; write NAME=VALUE")
+    return [(key, text) for key, _, text in (value.rpartition("=") for value in values)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaConfig:
-    """The shared memory. `extent_bytes` is the size of a slot."""
+    """The shared memory.
+
+    Attributes:
+        size_bytes: all of it.
+        extent_bytes: the size of a slot.
+        lock_memory: keep it out of swap.
+        in_flight_bytes_max: how much of it bytes on their way from origins may take together;
+            0 = all that sessions leave, a quarter (`IN_FLIGHT_RATIO`).
+    """
 
     size_bytes: int = GIB
     extent_bytes: int = 4 * MIB
     lock_memory: bool = True
+    in_flight_bytes_max: int = 0
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -162,6 +243,19 @@ class ArenaConfig:
             f"arena.size_bytes is {format_bytes(self.size_bytes)}; it must hold at least 8 extents "
             f"of {format_bytes(self.extent_bytes)}",
         )
+        share_bytes = int(self.size_bytes * IN_FLIGHT_RATIO)
+        _require(
+            self.in_flight_bytes_max == 0
+            or self.extent_bytes <= self.in_flight_bytes_max <= share_bytes,
+            f"arena.in_flight_bytes_max is {format_bytes(self.in_flight_bytes_max)}; it must be 0, "
+            f"or from one extent ({format_bytes(self.extent_bytes)}) to "
+            f"{format_bytes(share_bytes)}, what sessions leave of arena.size",
+        )
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The limit that `in_flight_bytes_max` stands for."""
+        return self.in_flight_bytes_max or int(self.size_bytes * IN_FLIGHT_RATIO)
 
     @property
     def slot_count(self) -> int:

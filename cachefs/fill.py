@@ -90,7 +90,7 @@ class Fill:
 
     def demand(self) -> None:
         """Somebody waits for the shard from now on."""
-        self._receiver.demanded = True
+        self._receiver.demand()
 
     @property
     def chunks(self) -> list[tuple[int, SampleIndex]]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpufeed.cachefs import checksum
 from gpufeed.cachefs.errors import GpufeedError
 from gpufeed.cachefs.filltools import FillTools
 from gpufeed.cachefs.indexing import Indexing
+from gpufeed.cachefs.inflight import Urgency
 from gpufeed.cachefs.keeper import Keeper
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.placement import extent_length, works, zero_ranges
@@ -79,32 +80,46 @@ class FillExtents:
 
     # --- for the receiver ---------------------------------------------------------------------
 
-    async def open(self, extent: int, *, demand: bool) -> None:
-        """Take a slot for the extent and clear what no source covers."""
-        if extent in self._open or extent in self._received:
+    async def open(self, extents: Sequence[int], urgency: Urgency) -> None:
+        """Take room and slots for what is not open yet, and clear what no source covers.
+
+        All of them at once: they are one request's.
+        """
+        new = [e for e in extents if e not in self._open and e not in self._received]
+        if not new:
             return
         tools = self._tools
+        taken_bytes = len(new) * tools.extent_bytes
+        await tools.in_flight.take(taken_bytes, urgency, continues=len(new) < len(extents))
+        try:
+            for extent in new:
+                await self._open_one(extent)
+                taken_bytes -= tools.extent_bytes
+        finally:
+            # Those that are open give theirs back one by one.
+            tools.in_flight.give_back(taken_bytes)
+
+    async def _open_one(self, extent: int) -> None:
+        pool, digest = self._tools.pool, self._spec.digest
         near = self._open.get(extent - 1)
         slot = None
         while slot is None:
-            slot = await tools.pool.allocate(
-                self._spec.digest, extent, near=near.slot if near else None, demand=demand
-            )
+            slot = await pool.allocate(digest, extent, near=near.slot if near else None)
             if slot is None:
                 # A reader fetched this very extent by itself; it keeps its slot, we need our own.
-                tools.pool.disown(self._spec.digest, extent)
-        view = tools.pool.view(slot)
+                pool.disown(digest, extent)
+        view = pool.view(slot)
         for begin, end in self._zeros.get(extent, ()):
             view[begin:end] = bytes(end - begin)
         state = _Extent(slot, self._missing[extent])
         state.waiters = self._early.pop(extent, [])
         self._open[extent] = state
 
-    async def open_gaps(self, *, demand: bool) -> None:
+    async def open_gaps(self, urgency: Urgency) -> None:
         """The extents that no source touches: they arrive as they are opened."""
         for extent, missing in self._missing.items():
             if missing == 0:
-                await self.open(extent, demand=demand)
+                await self.open([extent], urgency)
                 self._arrive(extent)
 
     def view(self, extent: int) -> memoryview:
@@ -165,7 +180,11 @@ class FillExtents:
         state = self._open[extent]
         if state.settled and extent < self._indexing.next_extent:
             del self._open[extent]
-            self._tools.pool.drop(state.slot, wanted=self._tools.pending(self._spec.digest))
+            self._drop(state.slot, wanted=self._tools.pending(self._spec.digest))
+
+    def _drop(self, slot: int, *, wanted: bool) -> None:
+        self._tools.pool.drop(slot, wanted=wanted)
+        self._tools.in_flight.give_back(self._tools.extent_bytes)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -193,5 +212,5 @@ class FillExtents:
     def drop_all(self) -> None:
         """Give up the slots of a fill that failed. Nothing is under way any more."""
         for state in self._open.values():
-            self._tools.pool.drop(state.slot)
+            self._drop(state.slot, wanted=False)
         self._open.clear()

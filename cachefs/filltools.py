@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpufeed.cachefs.arena.pool import SlotPool
+from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.store.store import ShardStore
@@ -40,6 +41,7 @@ class FillTools:
     engine: Engine
     store: ShardStore
     pool: SlotPool
+    in_flight: InFlight
     metrics: Metrics
     extent_bytes: int
     part_bytes: int

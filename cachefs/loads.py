@@ -36,7 +36,7 @@ class Loads:
             if under_way is not None:
                 await asyncio.wait([under_way])
                 continue
-            slot = await pool.allocate(digest, extent, demand=True)
+            slot = await pool.allocate(digest, extent)
             if slot is not None:
                 break
             if (digest, extent) not in self._under_way:

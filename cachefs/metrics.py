@@ -62,6 +62,7 @@ METRICS: dict[str, Metric] = {
         Metric("fills_total", "counter", "Shards fetched from an origin to the end."),
         Metric("fills_failed_total", "counter", "Fills that ended in an error."),
         Metric("fills_in_flight", "gauge", "Fills under way."),
+        Metric("in_flight_bytes", "gauge", "Bytes asked of origins and not let go yet."),
         Metric("coalesced_total", "counter", "Readers that joined a fill already in flight."),
         Metric("hits_total", "counter", "Shards served from the store."),
         Metric("misses_total", "counter", "Shards that had to be filled."),

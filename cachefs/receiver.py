@@ -17,6 +17,7 @@ from gpufeed.cachefs import checksum
 from gpufeed.cachefs.errors import GpufeedError, IntegrityError
 from gpufeed.cachefs.fillextents import FillExtents
 from gpufeed.cachefs.filltools import FillTools
+from gpufeed.cachefs.inflight import Urgency
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.placement import Work, works
 from gpufeed.cachefs.units import MIB
@@ -31,11 +32,7 @@ BYPASS_AHEAD_EXTENTS = 16
 
 
 class Receiver:
-    """One shard's requests. See the top of the file.
-
-    Attributes:
-        demanded: somebody waits for the shard; parts not asked yet go before prefetch.
-    """
+    """One shard's requests. See the top of the file."""
 
     def __init__(
         self, spec: ShardSpec, tools: FillTools, extents: FillExtents, *,
@@ -49,7 +46,14 @@ class Receiver:
         self._crc_told: int | None = None
         self._fastest = 0
         self._moved = asyncio.Event()
-        self.demanded = False
+        self._urgency = Urgency(demanded=False)
+        self._under_way = 0
+        self._ended = asyncio.Event()
+
+    def demand(self) -> None:
+        """A reader came: what is not asked yet goes before prefetch, and more of it at once."""
+        self._tools.in_flight.promote(self._urgency)
+        self._ended.set()
 
     def advance(self, extent: int) -> None:
         """A reader wants `extent` next."""
@@ -64,26 +68,33 @@ class Receiver:
             GpufeedError: the origin failed, or an object is wrong.
         """
         tools, extents = self._tools, self._extents
-        limit = asyncio.Semaphore(self._in_flight_max())
         try:
             async with asyncio.TaskGroup() as group:
                 for work in works(self._spec, tools.extent_bytes, tools.part_bytes):
-                    await limit.acquire()
+                    await self._wait_turn()
                     await self._pace(work.targets[0].extent)
-                    async with tools.pool.taking[self.demanded]:
-                        for target in work.targets:
-                            await extents.open(target.extent, demand=self.demanded)
-                    task = group.create_task(self._receive(work))
-                    task.add_done_callback(lambda _: limit.release())
-                await extents.open_gaps(demand=self.demanded)
+                    await extents.open([t.extent for t in work.targets], self._urgency)
+                    self._under_way += 1
+                    group.create_task(self._receive(work)).add_done_callback(self._over)
+                await extents.open_gaps(self._urgency)
         except* GpufeedError as errors:
             raise _first(errors) from None
 
+    async def _wait_turn(self) -> None:
+        while self._under_way >= self._in_flight_max():
+            self._ended.clear()
+            await self._ended.wait()
+
+    def _over(self, _: asyncio.Task[None]) -> None:
+        self._under_way -= 1
+        self._ended.set()
+
     def _in_flight_max(self) -> int:
+        demanded = self._urgency.demanded
         small = self._spec.sources[0].info.size_bytes <= SMALL_OBJECT_BYTES
         if small and len(self._spec.sources) > 1:
-            return OBJECTS_IN_FLIGHT_DEMAND if self.demanded else OBJECTS_IN_FLIGHT_PREFETCH
-        return PARTS_IN_FLIGHT_DEMAND if self.demanded else PARTS_IN_FLIGHT_PREFETCH
+            return OBJECTS_IN_FLIGHT_DEMAND if demanded else OBJECTS_IN_FLIGHT_PREFETCH
+        return PARTS_IN_FLIGHT_DEMAND if demanded else PARTS_IN_FLIGHT_PREFETCH
 
     async def _pace(self, extent: int) -> None:
         while not self._is_cached() and extent > self._fastest + BYPASS_AHEAD_EXTENTS:
@@ -101,8 +112,9 @@ class Receiver:
                 extents.part_arrived(work.targets[i].extent)
 
         told = await self._tools.engine.read_into(
-            work.info, work.begin_bytes, views, on_target, self._options, demand=self.demanded
-        )
+            work.info, work.begin_bytes, views, on_target, self._options,
+            demand=self._urgency.demanded,
+        )  # fmt: skip
         if len(self._spec.sources) == 1:
             self._crc_told = told if told is not None else self._crc_told
         if not streams:

@@ -73,7 +73,7 @@ def keys_of(slices: Mapping[str, type]) -> dict[str, Key]:
     for section, cls in slices.items():
         types = typing.get_type_hints(cls)
         for item in dataclasses.fields(cls):
-            is_size = item.name.endswith(("_bytes", "_bytes_per_s_max"))
+            is_size = item.name.endswith(("_bytes", "_bytes_max", "_bytes_per_s_max"))
             kind = "bytes" if is_size else _KINDS[types[item.name]]
             key = Key(section, item.name, kind, item.default)
             table[key.full_name] = key

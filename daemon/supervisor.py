@@ -33,6 +33,7 @@ from gpufeed.cachefs.cache import ShardCache
 from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.errors import GpufeedError
 from gpufeed.cachefs.filltools import FillTools
+from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.engine import OriginEngine
 from gpufeed.cachefs.plan import PlanBook
@@ -84,10 +85,11 @@ async def running(
         engine.start()
         stack.push_async_callback(engine.close)
         book = PlanBook()
+        part_bytes = part_bytes_of(settings)
         tools = FillTools(
             engine=engine, store=store, pool=SlotPool(arena, metrics), metrics=metrics,
-            extent_bytes=extent_bytes, part_bytes=part_bytes_of(settings),
-            pending=book.pending,
+            in_flight=InFlight.of_arena(settings.arena, part_bytes=part_bytes, metrics=metrics),
+            extent_bytes=extent_bytes, part_bytes=part_bytes, pending=book.pending,
         )  # fmt: skip
         cache = ShardCache(tools, wanted=book.claimed)
         stack.push_async_callback(cache.close)

@@ -1,9 +1,9 @@
 """gpufeed's own rows: the origin engine alone, and a cold fill to the disk, end to end.
 
-`EngineClient` receives parts into the arena, as a fill has them received. `FillClient` is what a
-daemon does with a shard that it does not have: receive, find the samples, checksum, write past the
-page cache, commit durably; the same classes, put together as the daemon puts them together, on a
-loop that has nothing else to do. What was stored is then read back from the disk and compared.
+`EngineClient` receives parts into the arena, as a fill has them received. `FillClient` is a daemon
+in this process, on a loop that has nothing else to do, that is asked to prefetch shards which it
+does not have: receive, find the samples, checksum, write past the page cache, commit durably. What
+it stored is then read back from the disk and compared.
 
 Both tell how late timers of the calling loop were meanwhile: that is the loop of the sessions.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
@@ -34,21 +35,20 @@ from gpufeed.bench.engine.objects import (
     StoredObject,
 )
 from gpufeed.cachefs.arena.memfd import Arena
-from gpufeed.cachefs.arena.pool import SlotPool
-from gpufeed.cachefs.cache import ShardCache, ShardSource
+from gpufeed.cachefs.cache import ShardSource
 from gpufeed.cachefs.checksum import CRC64_EMPTY, crc64
-from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.config import ArenaConfig, OriginConfig, StoreConfig
 from gpufeed.cachefs.errors import IntegrityError, StorageError
-from gpufeed.cachefs.fill import FillTools
 from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.model import Source as ShardPart
 from gpufeed.cachefs.origin.engine import OriginEngine
-from gpufeed.cachefs.store.store import ShardStore
 from gpufeed.cachefs.tarscan import TarIndexer
 from gpufeed.cachefs.units import BLOCK_BYTES, GIB, MIB, round_up
+from gpufeed.daemon.config import DaemonConfig, Settings
+from gpufeed.daemon.listen import listening
+from gpufeed.daemon.supervisor import running
 
 EXTENT_BYTES = 4 * MIB
 ARENA_BYTES = 256 * MIB
@@ -152,6 +152,7 @@ class FillClient:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._parts = AsyncExitStack()
         self._lateness = TimerLateness()
 
     def open(self) -> None:
@@ -161,35 +162,16 @@ class FillClient:
         self.check(self.setting.source.objects[:1])
 
     async def _open(self) -> None:
-        setting, metrics = self.setting, Metrics()
-        self._metrics = metrics
-        arena = ArenaConfig(size_bytes=ARENA_BYTES, extent_bytes=EXTENT_BYTES)
-        self._arena = Arena(arena)
-        for slot in range(self._arena.slot_count):
-            touch(self._arena.slot(slot))
-        directory = Path(setting.directory) / "store"
-        self._store = ShardStore.open(
-            StoreConfig(path=str(directory), capacity_bytes=capacity_needed(setting.source)),
-            extent_bytes=EXTENT_BYTES,
-            metrics=metrics,
-            clock=SystemClock(),
-        )
-        self._engine = OriginEngine(origin_config(setting), metrics)
-        self._engine.start()
-        tools = FillTools(
-            engine=self._engine,
-            store=self._store,
-            pool=SlotPool(self._arena, metrics),
-            in_flight=InFlight.of_arena(arena, part_bytes=setting.part_bytes, metrics=metrics),
-            metrics=metrics,
-            extent_bytes=EXTENT_BYTES,
-            part_bytes=setting.part_bytes,
-            pending=lambda _: False,
-        )
-        self._cache = ShardCache(tools, wanted=lambda _: False)
+        settings = daemon_settings(self.setting)
+        listener = self._parts.enter_context(listening(settings.daemon.socket_path, wait=False))
+        daemon = await self._parts.enter_async_context(running(settings, listener, embedded=True))
+        self._cache = daemon.cache
+        arena = self._cache.tools.pool.arena
+        for slot in range(arena.slot_count):
+            touch(arena.slot(slot))
         self._shards = {
-            item.key: _shard(await self._engine.head(url_of(item)))
-            for item in setting.source.objects
+            item.key: _shard(await self._cache.tools.engine.head(url_of(item)))
+            for item in self.setting.source.objects
         }
 
     def laps(self) -> Iterator[Sequence[StoredObject]]:
@@ -225,7 +207,7 @@ class FillClient:
         for item in lap:
             source = self._shards[item.key]
             digest = source.spec.digest
-            if self._store.lookup(digest) is None:
+            if self._cache.tools.store.lookup(digest) is None:
                 raise StorageError(
                     f"{item.key} was received but not kept; the cache disk at "
                     f"{self.setting.directory} is full or refuses writes"
@@ -248,14 +230,21 @@ class FillClient:
 
     def close(self) -> None:
         """See `Client`."""
-        self._runner.run(self._close())
+        self._runner.run(self._parts.aclose())
         self._runner.close()
 
-    async def _close(self) -> None:
-        await self._cache.close()
-        await self._engine.close()
-        await self._store.close()
-        self._arena.close()
+
+def daemon_settings(setting: Setting) -> Settings:
+    """A daemon of the usual kind, with its cache in the engine's directory."""
+    directory = Path(setting.directory)
+    return Settings(
+        origin=origin_config(setting),
+        store=StoreConfig(
+            path=str(directory / "store"), capacity_bytes=capacity_needed(setting.source)
+        ),
+        arena=ArenaConfig(size_bytes=ARENA_BYTES, extent_bytes=EXTENT_BYTES),
+        daemon=DaemonConfig(socket_path=str(directory / "s"), http_port=-1),
+    )
 
 
 def _shard(info: ObjectInfo) -> ShardSource:

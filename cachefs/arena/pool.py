@@ -1,9 +1,9 @@
 """Waiting for slots: the slot table with a queue in front. Owned by the daemon's loop.
 
-Demand goes before prefetch, and prefetch leaves `DEMAND_RESERVE_RATIO` of the slots alone. Nobody
-who holds slots waits here for a reader: fills hold theirs only while bytes are under way to memory
-and disk, and what sessions may hold is bounded by their windows, whose sum stays below the whole
-(`WINDOWS_RATIO`). So every wait ends.
+Waiting is the exception. What sessions may hold is bounded by their windows, whose sum is
+`WINDOWS_RATIO` of the slots; what fills and ranges hold is bounded by the bytes in flight
+(`gpufeed.cachefs.inflight`), which are at most the rest. Who goes first is decided there; here it
+is first come, first served.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import collections
 
 from gpufeed.cachefs.arena.memfd import Arena
 from gpufeed.cachefs.arena.slots import SlotTable
+from gpufeed.cachefs.config import IN_FLIGHT_RATIO
 from gpufeed.cachefs.metrics import Metrics
 
-DEMAND_RESERVE_RATIO = 0.125
-WINDOWS_RATIO = 0.75
+WINDOWS_RATIO = 1 - IN_FLIGHT_RATIO
 
 
 class SlotPool:
@@ -26,43 +26,31 @@ class SlotPool:
         self.arena = arena
         self.table = SlotTable(arena.slot_count)
         self._metrics = metrics
-        self._demand: collections.deque[asyncio.Future[None]] = collections.deque()
-        self._prefetch: collections.deque[asyncio.Future[None]] = collections.deque()
-        self._reserve_count = max(1, int(arena.slot_count * DEMAND_RESERVE_RATIO))
-        # Whoever needs several slots at once takes them under one of these: if two waited with a
-        # part of theirs in hand, they could wait for each other.
-        self.taking = {True: asyncio.Lock(), False: asyncio.Lock()}
+        self._turns: collections.deque[asyncio.Future[None]] = collections.deque()
         metrics.set("arena_slots", arena.slot_count)
 
-    async def allocate(
-        self, digest: str, extent: int, *, near: int | None = None, demand: bool
-    ) -> int | None:
+    async def allocate(self, digest: str, extent: int, *, near: int | None = None) -> int | None:
         """A held slot for an extent; None if meanwhile the extent appeared in another slot."""
-        queue = self._demand if demand else self._prefetch
         while True:
             if self.table.knows(digest, extent):
                 # Whoever is next must not wait for a turn that is not taken here.
                 self._wake()
                 return None
-            if self._may_take(demand):
+            if self.table.available_count > 0:
                 slot = self.table.allocate(digest, extent, near=near)
                 assert slot is not None
                 self._count()
                 return slot
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            queue.append(turn)
+            self._turns.append(turn)
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn in queue:
-                    queue.remove(turn)
+                if turn in self._turns:
+                    self._turns.remove(turn)
                 # Whoever is next must not wait for a turn that nobody takes.
                 self._wake()
                 raise
-
-    def _may_take(self, demand: bool) -> bool:
-        available = self.table.available_count
-        return available > 0 if demand else available > self._reserve_count and not self._demand
 
     def hold(self, slot: int) -> None:
         """One more holder of a ready slot."""
@@ -92,12 +80,10 @@ class SlotPool:
         return self.arena.slot(slot)
 
     def _wake(self) -> None:
-        for demand, queue in ((True, self._demand), (False, self._prefetch)):
-            while queue and queue[0].done():
-                queue.popleft()
-            if queue and self._may_take(demand):
-                queue.popleft().set_result(None)
-                return
+        while self._turns and self._turns[0].done():
+            self._turns.popleft()
+        if self._turns and self.table.available_count > 0:
+            self._turns.popleft().set_result(None)
 
     def _count(self) -> None:
         self._metrics.set("arena_leased_slots", self.table.held_count)

@@ -1,9 +1,9 @@
 """An origin engine over a dict, on the caller's own loop: countable, and faulty on demand.
 
-Satisfies `gpufeed.cachefs.filltools.Engine`. `gate`, when set, holds every read until the event is set
-(`asked` tells that one came); `fail_at` makes the n-th read fail with `failure` after half of its
-bytes; `corrupt` flips one byte of every answer of these addresses; `demanded` notes of each read
-whether somebody waits for it.
+Satisfies `gpufeed.cachefs.filltools.Engine`. `gate`, when set, holds every read until the event is
+set (`asked` tells that one came); `fail_at` makes the n-th read fail with `failure` after half of
+its bytes; `corrupt` flips one byte of every answer of these addresses; `demanded` notes of each
+read whether somebody waits for it.
 """
 
 from __future__ import annotations

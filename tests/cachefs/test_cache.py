@@ -17,6 +17,7 @@ from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.config import ArenaConfig, StoreConfig
 from gpufeed.cachefs.errors import GpufeedError, IntegrityError, OriginUnavailableError
 from gpufeed.cachefs.filltools import FillTools
+from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.listing import tar_shards, virtual_shards
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.store.store import ShardStore
@@ -24,6 +25,7 @@ from gpufeed.cachefs.tarscan import TarIndexer
 from gpufeed.cachefs.testing.memory_engine import MemoryEngine
 
 EXTENT = 64 * 1024
+GAUGES = ("fills_in_flight", "store_reserved_bytes", "arena_leased_slots", "in_flight_bytes")
 RANDOM = random.Random(7)
 
 
@@ -44,7 +46,9 @@ class Rig:
     def __init__(self, path: Path | None, *, slots: int = 16, capacity: int = 64 << 20) -> None:
         self.metrics = Metrics()
         self.engine = MemoryEngine()
-        self.arena = Arena(ArenaConfig(size_bytes=slots * EXTENT, extent_bytes=EXTENT))
+        config = ArenaConfig(size_bytes=slots * EXTENT, extent_bytes=EXTENT)
+        self.arena = Arena(config)
+        self.in_flight = InFlight.of_arena(config, part_bytes=2 * EXTENT, metrics=self.metrics)
         self.pool = SlotPool(self.arena, self.metrics)
         self.store = ShardStore.open(
             StoreConfig(path=str(path or ""), capacity_bytes=capacity, free_floor_ratio=0.0),
@@ -53,6 +57,7 @@ class Rig:
         tools = FillTools(
             engine=self.engine, store=self.store, pool=self.pool, metrics=self.metrics,
             extent_bytes=EXTENT, part_bytes=2 * EXTENT, pending=lambda _: False,
+            in_flight=self.in_flight,
         )  # fmt: skip
         self.cache = ShardCache(tools, wanted=lambda _: False)
 
@@ -103,7 +108,12 @@ class Rig:
         self.pool.table.check()
         assert self.pool.table.held_count == 0
         assert self.cache.fills_count == 0
-        for gauge in ("fills_in_flight", "store_reserved_bytes", "arena_leased_slots"):
+        for gauge in (
+            "fills_in_flight",
+            "store_reserved_bytes",
+            "arena_leased_slots",
+            "in_flight_bytes",
+        ):
             assert self.metrics.get(gauge) == 0, gauge
         await self.store.close()
         self.arena.close()
@@ -407,10 +417,10 @@ async def test_a_part_larger_than_the_free_arena_does_not_lock_fills_up() -> Non
 
 async def test_a_turn_that_is_not_taken_is_passed_on() -> None:
     rig = Rig(None, slots=8)
-    held = [await rig.pool.allocate("x", i, demand=True) for i in range(8)]
-    first = asyncio.create_task(rig.pool.allocate("a", 0, demand=True))
-    same = asyncio.create_task(rig.pool.allocate("a", 0, demand=True))
-    other = asyncio.create_task(rig.pool.allocate("b", 0, demand=True))
+    held = [await rig.pool.allocate("x", i) for i in range(8)]
+    first = asyncio.create_task(rig.pool.allocate("a", 0))
+    same = asyncio.create_task(rig.pool.allocate("a", 0))
+    other = asyncio.create_task(rig.pool.allocate("b", 0))
     await asyncio.sleep(0)
     rig.pool.drop(held[0])
     await first
