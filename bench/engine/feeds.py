@@ -39,7 +39,6 @@ from gpufeed.cachefs.cache import ShardSource
 from gpufeed.cachefs.checksum import CRC64_EMPTY, crc64
 from gpufeed.cachefs.config import ArenaConfig, OriginConfig, StoreConfig
 from gpufeed.cachefs.errors import IntegrityError, StorageError
-from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.model import Source as ShardPart

@@ -7,6 +7,7 @@ waits for disk or network is late by what the machine takes away from it, and no
 from __future__ import annotations
 
 import asyncio
+import time
 
 from gpufeed.bench.measure import quantile
 
@@ -23,17 +24,17 @@ class TimerLateness:
 
     def start(self) -> None:
         """Begin; on the loop."""
-        loop = asyncio.get_running_loop()
-        self._set(loop, loop.time() + PERIOD_S)
+        self._set(asyncio.get_running_loop())
 
-    def _set(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        self._timer = loop.call_at(due_s, self._ran, loop, due_s)
+    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Not the loop's own clock: uvloop's counts in whole milliseconds.
+        due_s = time.monotonic() + PERIOD_S
+        self._timer = loop.call_later(PERIOD_S, self._ran, loop, due_s)
 
     def _ran(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        now_s = loop.time()
         if len(self._late_s) < SAMPLES_MAX:
-            self._late_s.append(now_s - due_s)
-        self._set(loop, now_s + PERIOD_S)
+            self._late_s.append(max(0.0, time.monotonic() - due_s))
+        self._set(loop)
 
     def stop(self) -> None:
         """End."""
