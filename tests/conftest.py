@@ -11,10 +11,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+import trustme
 from hypothesis import settings
 
 CHILD_END_TIMEOUT_S = 5.0
@@ -45,6 +47,39 @@ def own_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TMPDIR", place)
         yield Path(place)
     shutil.rmtree(place, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files: an authority, and a certificate of its for this machine."""
+
+    authority: str
+    certificate: str
+    key: str
+
+
+def make_tls_files(folder: Path, *names: str) -> TlsFiles:
+    folder.mkdir(parents=True, exist_ok=True)
+    authority = trustme.CA()
+    issued = authority.issue_cert(*names)
+    paths = [str(folder / name) for name in ("authority.pem", "certificate.pem", "key.pem")]
+    authority.cert_pem.write_to_path(paths[0])
+    for i, blob in enumerate(issued.cert_chain_pems):
+        blob.write_to_path(paths[1], append=i > 0)
+    issued.private_key_pem.write_to_path(paths[2])
+    return TlsFiles(*paths)
+
+
+@pytest.fixture(scope="session")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """Of this machine, by its names on loopback."""
+    return make_tls_files(tmp_path_factory.mktemp("tls"), "localhost", "127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def other_tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """Of another machine, by another authority."""
+    return make_tls_files(tmp_path_factory.mktemp("tls"), "elsewhere.example")
 
 
 @pytest.fixture(autouse=True)

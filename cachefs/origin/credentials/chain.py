@@ -110,7 +110,7 @@ class CredentialBook:
     def _chosen(self, config: OriginConfig, region: str, internal: bool) -> CredentialProvider:
         def sts(role_arn: str) -> Sts:
             return Sts(
-                host=self._sts_host(region, internal),
+                host=self.sts_host(region, internal=internal),
                 role_arn=role_arn,
                 session_name=self._session_name(),
                 tls=client_context(config.ca_file),
@@ -209,23 +209,35 @@ class CredentialBook:
         name = self._told("ROLE_SESSION_NAME") or f"gpufeed-{socket.gethostname()}"
         return _NOT_IN_A_NAME.sub("-", name)[:_NAME_CHARACTERS_MAX]
 
-    def _sts_host(self, region: str, internal: bool) -> str:
-        """As told, else in the region that is told, else where the origin is, else the global."""
+    def sts_host(self, region: str, *, internal: bool) -> str:
+        """As told, else in the region that is told, else where the origin is, else the global.
+
+        Raises:
+            ConfigError: what is told is no host that speaks HTTPS.
+        """
         told = self._told("STS_ENDPOINT")
         if told:
-            parts = urlsplit(told if "://" in told else f"https://{told}")
-            if parts.scheme != "https" or not parts.hostname or parts.path.strip("/"):
-                raise ConfigError(
-                    f"{_PREFIX}STS_ENDPOINT is {told!r}; it must be a host, host:port or "
-                    "https://host, for tokens are sent to it"
-                )
-            return parts.netloc
+            return _https_host(f"{_PREFIX}STS_ENDPOINT", told)
         named = self._told("STS_REGION")
         if named:
             internal = self._is_true("VPC_ENDPOINT_ENABLED")
         elif not region or not internal:
             return "sts.aliyuncs.com"
         return f"sts{'-vpc' if internal else ''}.{named or region}.aliyuncs.com"
+
+
+def _https_host(name: str, told: str) -> str:
+    try:
+        parts = urlsplit(told if "://" in told else f"https://{told}")
+        port = f":{parts.port}" if parts.port else ""
+        if parts.scheme == "https" and parts.hostname and not parts.path.strip("/"):
+            return parts.hostname + port
+    except ValueError:
+        pass  # a port out of range, a broken IPv6 address
+    raise ConfigError(
+        f"{name} is {told!r}; it must be a host, host:port or https://host, for tokens are sent "
+        "to it"
+    )
 
 
 def _fixed(key: str, secret: str, token: str) -> CredentialProvider:
