@@ -25,6 +25,7 @@ import json
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -116,6 +117,7 @@ class TokenServices:
         self._issued = itertools.count(1)
         self._metadata_tokens: set[str] = set()
         self._nonces: set[str] = set()
+        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="token-services")
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -156,6 +158,9 @@ class TokenServices:
             raise
         self._ready.set_result(None)
         await self._stop.wait()
+        # A client's pool may keep a connection for ever; a polite end over TLS would wait for it.
+        for transport in list(self._transports):
+            transport.abort()
         await runner.cleanup()
 
     def _app(self) -> web.Application:
@@ -172,6 +177,8 @@ class TokenServices:
         self, kind: Kind, answer: Callable[[web.Request, Mapping[str, str]], web.Response]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
+            assert request.transport is not None, "gone before it was served"
+            self._transports.add(request.transport)
             self.said.calls[kind] += 1
             form = {name: str(value) for name, value in (await request.post()).items()}
             told = {**request.query, **form}
