@@ -117,8 +117,8 @@ def read_checked(
     urls = list(urls)
     dataset = session.open_dataset(request_of(urls))
     assert [shard.name for shard in dataset.shards] == urls
-    reading = _Reading(session, [truth[url] for url in urls])
-    session.extend_plan(dataset, range(len(urls)))
+    positions = session.extend_plan(dataset, range(len(urls)))
+    reading = _Reading(session, [truth[url] for url in urls], positions)
     while not reading.is_over:
         events = session.receive()
         if not events and not select.select([session], [], [], SILENCE_S_MAX)[0]:
@@ -137,9 +137,10 @@ def read_checked(
 class _Reading:
     """The state of one plan."""
 
-    def __init__(self, session: Session, plan: list[TrueShard]) -> None:
+    def __init__(self, session: Session, plan: list[TrueShard], positions: range) -> None:
         self._session = session
         self.plan = plan
+        self._positions = positions
         self.tiers: list[dict[str, int]] = []
         self._next_extent = 0
         self._held: collections.deque[ExtentEvent] = collections.deque()
@@ -164,7 +165,7 @@ class _Reading:
             self._end(event)
 
     def _extent(self, event: ExtentEvent) -> None:
-        expected = (len(self.tiers), self._next_extent)
+        expected = (self._positions[len(self.tiers)], self._next_extent)
         if (event.position, event.extent) != expected or event.seq <= self._seq:
             raise WrongBytesError(f"{event} came where {expected} was due")
         self._seq = event.seq
@@ -173,7 +174,7 @@ class _Reading:
         self._held.append(event)
 
     def _check(self, event: ExtentEvent, when: str) -> None:
-        shard = self.plan[event.position]
+        shard = self.plan[event.position - self._positions.start]
         begin = event.slot * self._session.extent_bytes
         view = self._session.arena()[begin : begin + event.length_bytes]
         if checksum.crc64(view) != shard.extent_crcs[event.extent]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Callable
 
-from chaos_data import HELD_MAX, Truth, read_checked
+from chaos_data import HELD_MAX, Outcome, Truth, read_checked
 
 from gpufeed.cachefs.client import ExtentEvent, Session
 from gpufeed.cachefs.errors import DaemonUnavailableError
 
 LEAVES_EARLY_RATIO = 0.1
+PULSE_S_MAX = 60.0
 
 
 class _GoneError(Exception):
@@ -89,3 +92,70 @@ class Readers:
             thread.join()
         if self._errors:
             raise self._errors[0]
+
+
+class Pulse:
+    """One reader that goes round all shards, and when each extent came. Ends with `stop`."""
+
+    def __init__(self, socket: str, truth: Truth, *, seed: int) -> None:
+        self._socket = socket
+        self._truth = truth
+        self._draw = random.Random(seed)
+        self._moved = threading.Condition()
+        self._stopping = False
+        self._error: BaseException | None = None
+        self.times_s: list[float] = []
+        self.passes = 0
+        self.tiers: list[Outcome] = []
+        self._thread = threading.Thread(target=self._run, name="pulse")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with Session.connect(self._socket) as session:
+                while not self._stopping:
+                    urls = sorted(self._truth)
+                    self._draw.shuffle(urls)
+                    outcome = read_checked(session, self._truth, urls, watch=self._watch)
+                    with self._moved:
+                        self.tiers.append(outcome)
+                        self.passes += 1
+                        self._moved.notify_all()
+        except BaseException as error:  # the thread's end: it is raised by whoever waits
+            with self._moved:
+                self._error = error
+                self._moved.notify_all()
+
+    def _watch(self, _: ExtentEvent) -> None:
+        with self._moved:
+            self.times_s.append(time.monotonic())
+            self._moved.notify_all()
+
+    def wait_extents(self, count: int) -> None:
+        """Until so many more extents have come."""
+        aim = len(self.times_s) + count
+        self._wait(lambda: len(self.times_s) >= aim)
+
+    def wait_passes(self, count: int) -> None:
+        """Until so many more passes have ended."""
+        aim = self.passes + count
+        self._wait(lambda: self.passes >= aim)
+
+    def _wait(self, is_there: Callable[[], bool]) -> None:
+        with self._moved:
+            there = self._moved.wait_for(lambda: is_there() or self._error, PULSE_S_MAX)
+            if self._error is not None:
+                raise self._error
+            assert there, f"nothing for {PULSE_S_MAX} s, after {len(self.times_s)} extents"
+
+    def longest_gap_s(self, since_s: float) -> float:
+        """The longest time without an extent that ended after `since_s`."""
+        pairs = zip(self.times_s, self.times_s[1:], strict=False)
+        return max(after - before for before, after in pairs if after >= since_s)
+
+    def stop(self) -> None:
+        """Let it finish its pass; raise what it met."""
+        self._stopping = True
+        self._thread.join()
+        if self._error is not None:
+            raise self._error

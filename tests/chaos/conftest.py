@@ -25,7 +25,7 @@ def _load(name: str, path: Path) -> None:
 
 
 _load("node", HERE.parent / "integration" / "node.py")
-for _name in ("chaos_data", "chaos_log", "chaos_disk", "chaos_node", "chaos_readers"):
+for _name in ("chaos_data", "chaos_log", "chaos_disk", "chaos_shim", "chaos_node", "chaos_readers"):
     _load(_name, HERE / f"{_name}.py")
 
 
@@ -64,3 +64,13 @@ def mounted(tmp_path: Path):
     for place in places:
         # Lazily, so that a failed test which left files open leaves no mount.
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def shim(tmp_path: Path, place: Path):
+    """A disk under ``place / "cache"`` that fails on request; for `shim.environment`."""
+    from chaos_shim import DiskShim
+
+    made = DiskShim(tmp_path, place / "cache")
+    yield made
+    made.close()
