@@ -1,7 +1,8 @@
 """The cache: where a reader asks for a shard's extents.
 
 `ShardCache.open` gives a `ShardReader`, one a session and plan position; `prefetch` fills a shard
-into the store before anybody asks. The work is in `shardreader`, `fills` and `loads`.
+into the store before anybody asks; `open_ranges` is for those who want a little of a large shard.
+The work is in `shardreader`, `rangereader`, `fills` and `loads`.
 
 Owned by the daemon's loop.
 """
@@ -14,10 +15,11 @@ from collections.abc import Callable
 from gpufeed.cachefs.fills import Fills
 from gpufeed.cachefs.filltools import FillTools
 from gpufeed.cachefs.loads import Loads
+from gpufeed.cachefs.rangereader import RangeReader
 from gpufeed.cachefs.shardreader import ShardReader
 from gpufeed.cachefs.sources import KnownIndexer, ShardSource
 
-__all__ = ["KnownIndexer", "ShardCache", "ShardReader", "ShardSource"]
+__all__ = ["KnownIndexer", "RangeReader", "ShardCache", "ShardReader", "ShardSource"]
 
 
 class ShardCache:
@@ -31,6 +33,10 @@ class ShardCache:
     def open(self, source: ShardSource) -> ShardReader:
         """A reader of this shard; close it."""
         return ShardReader(source, self.tools, fills=self._fills, loads=self._loads)
+
+    def open_ranges(self, source: ShardSource) -> RangeReader:
+        """A reader of some extents of this shard, in any order; close it."""
+        return RangeReader(source, self.tools, fills=self._fills, loads=self._loads)
 
     def prefetch(self, source: ShardSource) -> asyncio.Task[None] | None:
         """Begin to fill a shard into the store. None: it is there, under way, or has no room."""
@@ -46,5 +52,6 @@ class ShardCache:
         await self._fills.idle()
 
     async def close(self) -> None:
-        """Cancel all fills and wait until they let go of everything."""
+        """Cancel all fills and loads and wait until they let go of everything."""
+        await self._loads.close()
         await self._fills.close()

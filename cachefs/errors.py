@@ -16,6 +16,11 @@ into this tree once, at the adapter that met them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
 
 class GpufeedError(Exception):
     """Root of the tree. `exit_status` is what a command line ends with."""
@@ -59,6 +64,17 @@ class StorageError(OperatorError):
     """The cache disk refused: full, read-only, or failing."""
 
 
+class DiskLateError(StorageError):
+    """The cache disk does not answer in time. It still uses the memory it was lent.
+
+    `over` is done when it has let go of it, however that call ended.
+    """
+
+    def __init__(self, message: str, over: asyncio.Future[Any]) -> None:
+        super().__init__(message)
+        self.over = over
+
+
 class RetryableError(GpufeedError):
     """It may work later."""
 
@@ -89,3 +105,11 @@ class CorruptSampleError(IntegrityError):
 
 class WorkerError(GpufeedError):
     """A decode worker died or raised; the message carries its traceback."""
+
+
+def again(error: BaseException | None) -> GpufeedError:
+    """A fresh copy of an error that several are told, so that they do not grow one traceback."""
+    assert isinstance(error, GpufeedError), error
+    # Lent memory is the business of the one who lent it.
+    kind = StorageError if isinstance(error, DiskLateError) else type(error)
+    return kind(*error.args)

@@ -80,6 +80,10 @@ class Fill:
         """The extent was received before; it may be gone from the arena by now."""
         return self._extents.has_passed(extent)
 
+    def has_opened(self, extent: int) -> bool:
+        """The extent is on its way: it comes whatever becomes of the rest."""
+        return self._extents.has_opened(extent)
+
     def wait(self, extent: int) -> asyncio.Future[int]:
         """A slot number, held for the caller, when the extent arrives."""
         return self._extents.wait(extent)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpufeed.cachefs import checksum
-from gpufeed.cachefs.errors import GpufeedError
+from gpufeed.cachefs.errors import GpufeedError, again
 from gpufeed.cachefs.filltools import FillTools
 from gpufeed.cachefs.indexing import Indexing
 from gpufeed.cachefs.inflight import Urgency
@@ -70,6 +70,10 @@ class FillExtents:
     def has_passed(self, extent: int) -> bool:
         """The extent was received before; it may be gone from the arena by now."""
         return extent in self._received
+
+    def has_opened(self, extent: int) -> bool:
+        """The extent is on its way."""
+        return extent in self._open
 
     def wait(self, extent: int) -> asyncio.Future[int]:
         """A slot number, held for the caller, when the extent arrives."""
@@ -206,7 +210,7 @@ class FillExtents:
         waiters += [f for early in self._early.values() for f in early]
         for future in waiters:
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(again(error))
         self._early.clear()
 
     def drop_all(self) -> None:

@@ -53,9 +53,13 @@ class Fills:
             if reservation is None:
                 metrics.add("bypass_total")
             fill = self._start(source, reservation)
+        self.attach(fill)
+        return fill
+
+    def attach(self, fill: Fill) -> None:
+        """A reader waits for a fill from now on, until it leaves."""
         fill.demand()
         fill.readers += 1
-        return fill
 
     def joinable(self, digest: str) -> Fill | None:
         """The shard's fill in flight, if there is one that has not failed."""

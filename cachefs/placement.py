@@ -74,10 +74,10 @@ def works(spec: ShardSpec, extent_bytes: int, part_bytes: int) -> Iterator[Work]
             begin = stop
 
 
-def works_of_extent(spec: ShardSpec, extent: int, extent_bytes: int) -> Iterator[Work]:
-    """The requests that fill one extent alone."""
-    low = extent * extent_bytes
-    high = low + extent_length(spec, extent, extent_bytes)
+def works_of_extents(spec: ShardSpec, first: int, count: int, extent_bytes: int) -> Iterator[Work]:
+    """The requests that fill extents ``[first, first + count)`` and nothing else."""
+    low = first * extent_bytes
+    high = min(spec.size_bytes, (first + count) * extent_bytes)
     for source in spec.sources:
         begin = max(low, source.offset_bytes)
         end = min(high, source.offset_bytes + source.info.size_bytes)
@@ -85,7 +85,7 @@ def works_of_extent(spec: ShardSpec, extent: int, extent_bytes: int) -> Iterator
             yield Work(
                 source.info,
                 begin - source.offset_bytes,
-                (Target(extent, begin - low, end - low),),
+                _targets(begin, end, extent_bytes),
                 whole=end - begin == source.info.size_bytes,
             )
 

@@ -17,7 +17,7 @@ import asyncio
 
 import numpy as np
 
-from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError
+from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError, again
 from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.fills import Fills
 from gpufeed.cachefs.filltools import FillTools
@@ -47,6 +47,7 @@ class ShardReader:
         # A new token whenever the shard was looked up anew: several extents are sought at once,
         # and what befalls them together is acted on once.
         self._attachment = object()
+        self._describing = asyncio.Lock()
         self._index: SampleIndex | None = None
         self._index_is_whole = False
         self._ends = np.zeros(0, dtype=np.uint64)
@@ -72,10 +73,28 @@ class ShardReader:
         store.touch(self._digest)
         self._leased = True
         self._tools.metrics.add("hits_total")
-        encoded = store.sample_index(self._digest)
-        if encoded is not None:
-            self._set_index(SampleIndex.decode(encoded))
-            self._index_is_whole = True
+
+    async def _know_samples(self, seen: object) -> None:
+        """Read the stored shard's sample index, once for all seekers; or look elsewhere for it."""
+        async with self._describing:
+            if self._attachment is not seen or self._index_is_whole:
+                return
+            try:
+                encoded = await self._tools.store.sample_index(self._digest)
+            except IntegrityError:
+                self._refills += 1
+                if self._refills > REFILLS_MAX:
+                    raise
+                self._reattach(seen)
+            except StorageError:
+                # The disk cannot say for now. The shard streams by, past the store.
+                self._attachment = object()
+                self._detach()
+                self._fill = self._fills.join(self._source)
+            else:
+                if encoded is not None:
+                    self._set_index(SampleIndex.decode(encoded))
+                self._index_is_whole = True
 
     def _set_index(self, index: SampleIndex) -> None:
         self._index = index
@@ -99,6 +118,9 @@ class ShardReader:
         metrics = self._tools.metrics
         while True:
             seen = self._attachment
+            if self._leased and not self._index_is_whole:
+                await self._know_samples(seen)
+                continue
             slot = pool.table.find(self._digest, extent)
             if slot is not None:
                 pool.hold(slot)
@@ -111,20 +133,15 @@ class ShardReader:
                 self._reattach(seen)
                 continue
             try:
-                slot = await self._loads.load(self._source, extent, from_store=True)
+                return await self._loads.load(self._source, extent, from_store=True), "nvme"
             except IntegrityError:
                 if self._attachment is seen:
                     self._refills += 1
                 if self._refills > REFILLS_MAX:
                     raise
-                slot = None
             except StorageError:
                 # The machine is short of something for now; the shard itself is not to blame.
-                slot = await self._loads.load(self._source, extent, from_store=False)
-                if slot is not None:
-                    return slot, "origin"
-            if slot is not None:
-                return slot, "nvme"
+                return await self._loads.load(self._source, extent, from_store=False), "origin"
             self._reattach(seen)
 
     def _reattach(self, seen: object) -> None:
@@ -143,7 +160,7 @@ class ShardReader:
         """A slot, or None: look the shard up anew (it is stored now, or another fill has it)."""
         fill.advance(extent)
         if fill.has_failed:
-            raise _again(fill.verified.exception())
+            raise again(fill.verified.exception())
         if not fill.has_passed(extent):
             waiting = fill.wait(extent)
             try:
@@ -167,7 +184,7 @@ class ShardReader:
             GpufeedError: the fill's own error.
         """
         if self._fill is not None and self._fill.has_failed:
-            raise _again(self._fill.verified.exception())
+            raise again(self._fill.verified.exception())
 
     def samples(self, first: int, extents_done: int) -> list[SampleIndex]:
         """Samples that lie wholly in the first `extents_done` extents and were not returned before.
@@ -209,14 +226,8 @@ class ShardReader:
             try:
                 await asyncio.shield(self._fill.verified)
             except GpufeedError as error:
-                raise _again(error) from None
+                raise again(error) from None
 
     def close(self) -> None:
         """Let go of the store's lease and of the fill. Slots are the caller's own."""
         self._detach()
-
-
-def _again(error: BaseException | None) -> GpufeedError:
-    """A fresh copy, so that many readers do not grow one traceback."""
-    assert isinstance(error, GpufeedError), error
-    return type(error)(*error.args)

@@ -3,125 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import random
-import tarfile
 from pathlib import Path
 
 import pytest
+from cache_rig import (
+    EXTENT,
+    RANDOM,
+    Rig,
+    make_tar,
+    members,
+    oss_rig,
+    put_object,
+    whole_object,
+)
 
-from gpufeed.cachefs.arena.memfd import Arena
-from gpufeed.cachefs.arena.pool import SlotPool
-from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
-from gpufeed.cachefs.clock import SystemClock
-from gpufeed.cachefs.config import ArenaConfig, StoreConfig
 from gpufeed.cachefs.errors import GpufeedError, IntegrityError, OriginUnavailableError
-from gpufeed.cachefs.filltools import FillTools
-from gpufeed.cachefs.inflight import InFlight
-from gpufeed.cachefs.listing import tar_shards, virtual_shards
-from gpufeed.cachefs.metrics import Metrics
-from gpufeed.cachefs.store.store import ShardStore
-from gpufeed.cachefs.tarscan import TarIndexer
-from gpufeed.cachefs.testing.memory_engine import MemoryEngine
-
-EXTENT = 64 * 1024
-GAUGES = ("fills_in_flight", "store_reserved_bytes", "arena_leased_slots", "in_flight_bytes")
-RANDOM = random.Random(7)
-
-
-def make_tar(count: int, size: int = 9000) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for i in range(count):
-            for ext, data in (("jpg", RANDOM.randbytes(size + i)), ("cls", str(i % 7).encode())):
-                info = tarfile.TarInfo(f"{i:05d}.{ext}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return file.getvalue()
-
-
-class Rig:
-    """A cache over a memory engine and a real arena and store."""
-
-    def __init__(self, path: Path | None, *, slots: int = 16, capacity: int = 64 << 20) -> None:
-        self.metrics = Metrics()
-        self.engine = MemoryEngine()
-        config = ArenaConfig(size_bytes=slots * EXTENT, extent_bytes=EXTENT)
-        self.arena = Arena(config)
-        self.in_flight = InFlight.of_arena(config, part_bytes=2 * EXTENT, metrics=self.metrics)
-        self.pool = SlotPool(self.arena, self.metrics)
-        self.store = ShardStore.open(
-            StoreConfig(path=str(path or ""), capacity_bytes=capacity, free_floor_ratio=0.0),
-            extent_bytes=EXTENT, metrics=self.metrics, clock=SystemClock(),
-        )  # fmt: skip
-        tools = FillTools(
-            engine=self.engine, store=self.store, pool=self.pool, metrics=self.metrics,
-            extent_bytes=EXTENT, part_bytes=2 * EXTENT, pending=lambda _: False,
-            in_flight=self.in_flight,
-        )  # fmt: skip
-        self.cache = ShardCache(tools, wanted=lambda _: False)
-
-    def tar(self, name: str, data: bytes) -> ShardSource:
-        self.engine.objects[f"mem://{name}"] = data
-        (spec,) = tar_shards([self.engine.info(f"mem://{name}")])
-        return ShardSource(spec=spec, make_indexer=lambda s: TarIndexer(s.name))
-
-    def loose(self, objects: dict[str, bytes]) -> list[ShardSource]:
-        for name, data in objects.items():
-            self.engine.objects[f"mem://p/{name}"] = data
-        infos = [self.engine.info(f"mem://p/{name}") for name in sorted(objects)]
-        shards = virtual_shards(
-            infos, prefix="mem://p/", shard_bytes=4 * EXTENT, extent_bytes=EXTENT
-        )
-        return [
-            ShardSource(spec=s.spec, make_indexer=lambda _, i=s.index: KnownIndexer(i))
-            for s in shards
-        ]
-
-    async def read(self, source: ShardSource, tiers: set[str] | None = None) -> dict[str, bytes]:
-        """Everything of a shard, as samples would be cut out of it: key.ext -> bytes."""
-        reader = self.cache.open(source)
-        try:
-            data, samples, seen = b"", [], 0
-            for extent in range(reader.extent_count):
-                slot, tier = await reader.extent(extent)
-                if tiers is not None:
-                    tiers.add(tier)
-                data += bytes(self.pool.view(slot)[: reader.length(extent)])
-                self.pool.drop(slot)
-                for index in reader.samples(seen, extent + 1):
-                    seen += len(index)
-                    samples += list(index)
-            await reader.finish()
-            for index in reader.samples(seen, reader.extent_count + 1):
-                samples += list(index)
-        finally:
-            reader.close()
-        return {
-            f"{ref.key}.{m.ext}": data[m.offset_bytes : m.offset_bytes + m.size_bytes]
-            for ref in samples
-            for m in ref.members
-        }
-
-    async def close(self) -> None:
-        await self.cache.close()
-        self.pool.table.check()
-        assert self.pool.table.held_count == 0
-        assert self.cache.fills_count == 0
-        for gauge in (
-            "fills_in_flight",
-            "store_reserved_bytes",
-            "arena_leased_slots",
-            "in_flight_bytes",
-        ):
-            assert self.metrics.get(gauge) == 0, gauge
-        await self.store.close()
-        self.arena.close()
-
-
-def members(data: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        return {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}
+from gpufeed.cachefs.testing.pytest_plugin import BUCKET
 
 
 async def test_a_shard_is_streamed_cached_and_served_without_the_origin(tmp_path: Path) -> None:
@@ -431,4 +328,29 @@ async def test_a_turn_that_is_not_taken_is_passed_on() -> None:
         assert await other is not None
     for slot in [*held[2:], first.result(), other.result()]:
         rig.pool.drop(slot)
+    await rig.close()
+
+
+async def test_eighty_staggered_cold_readers_cost_the_origin_one_fetch(
+    oss_standin, tmp_path: Path
+) -> None:
+    data = make_tar(100)
+    put_object(oss_standin, "a.tar", data)
+    rig = oss_rig(oss_standin, tmp_path / "cache", slots=128)
+    source = await whole_object(rig, "a.tar")
+    oss_standin.reset()
+
+    async def late(turns: int) -> dict[str, bytes]:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return await rig.read(source)
+
+    results = await asyncio.gather(*(late(3 * i) for i in range(80)))
+
+    expected = members(data)
+    assert all(result == expected for result in results)
+    fetched = oss_standin.counters()["by_key"][f"{BUCKET}/a.tar"]
+    assert fetched["bytes"] == len(data)
+    assert fetched["requests"] == -(-len(data) // (2 * EXTENT))
+    assert rig.metrics.get("misses_total") == 1
     await rig.close()

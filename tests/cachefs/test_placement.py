@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpufeed.cachefs.errors import UsageError
 from gpufeed.cachefs.listing import guess_kind, virtual_shards
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec, Source
-from gpufeed.cachefs.placement import works, works_of_extent, zero_ranges
+from gpufeed.cachefs.placement import works, works_of_extents, zero_ranges
 
 EXTENT = 4096 * 16
 
@@ -63,7 +63,7 @@ def test_the_works_of_single_extents_add_up_to_the_shard(sizes) -> None:
     total = sum(
         work.size_bytes
         for extent in range(spec.extent_count(EXTENT))
-        for work in works_of_extent(spec, extent, EXTENT)
+        for work in works_of_extents(spec, extent, 1, EXTENT)
     )
 
     assert total == spec.size_bytes
