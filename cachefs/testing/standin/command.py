@@ -43,6 +43,10 @@ def _parser() -> argparse.ArgumentParser:
         "--public", action="append", default=[], metavar="BUCKET",
         help="bucket that may be read unsigned (repeatable)",
     )  # fmt: skip
+    parser.add_argument(
+        "--tls-cert", default="", metavar="FILE", help="PEM certificate chain: speak https"
+    )
+    parser.add_argument("--tls-key", default="", metavar="FILE", help="PEM key of --tls-cert")
     parser.add_argument("--scenario", default="", metavar="FILE", help="TOML or JSON file")
     parser.add_argument("--first-byte-ms", type=float, metavar="MS", help="latency of every answer")
     parser.add_argument("--mb-per-s", type=float, metavar="RATE", help="bandwidth of a connection")
@@ -107,6 +111,8 @@ def command(argv: list[str]) -> int:
         keys=(AccessKey(arguments.key, secret),),
         public_buckets=tuple(arguments.public),
         scenario=scenario,
+        tls_certificate=arguments.tls_cert,
+        tls_key=arguments.tls_key,
     )
     uvloop.run(
         serve(
@@ -134,7 +140,8 @@ async def serve(config: StandinConfig, *, prepare: bool, lifeline: bool, ready_f
             loop.add_reader(sys.stdin.fileno(), _until_end, sys.stdin.fileno(), stop)
         key = config.keys[0]
         ready = {
-            "endpoint": standin.endpoint, "port": standin.port, "region": config.region,
+            "endpoint": standin.endpoint, "port": standin.port, "control": standin.plain_endpoint,
+            "region": config.region,
             "key": key.key, "secret": key.secret,
         }  # fmt: skip
         os.write(ready_fd, json.dumps(ready).encode() + b"\n")

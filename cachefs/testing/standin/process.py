@@ -24,13 +24,17 @@ CONTROL_TIMEOUT_S = 30.0
 
 
 class StandinProcess:
-    """See the top of the file. `endpoint`, `port` and `root` are set inside the block."""
+    """See the top of the file. `endpoint`, `port` and `root` are set inside the block.
+
+    Control goes over plain HTTP always.
+    """
 
     def __init__(self, config: StandinConfig, *, prepare: bool = False) -> None:
         self.config = config
         self.root = config.root
         self.endpoint = ""
         self.port = 0
+        self._control_endpoint = ""
         self._prepare = prepare
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -71,6 +75,7 @@ class StandinProcess:
             self.stop()
             raise OperatorError(f"the OSS stand-in did not start: {ready['error']}")
         self.endpoint, self.port = ready["endpoint"], ready["port"]
+        self._control_endpoint = ready["control"]
 
     def stop(self) -> None:
         """End it."""
@@ -106,7 +111,7 @@ class StandinProcess:
 
     def _control(self, method: str, name: str, body: bytes | None = None) -> Any:
         request = urllib.request.Request(  # noqa: S310 our own server
-            f"{self.endpoint}{CONTROL_PREFIX}{name}", data=body, method=method
+            f"{self._control_endpoint}{CONTROL_PREFIX}{name}", data=body, method=method
         )
         try:
             with urllib.request.urlopen(request, timeout=CONTROL_TIMEOUT_S) as answer:  # noqa: S310 as above

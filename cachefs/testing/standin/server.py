@@ -30,6 +30,7 @@ from gpufeed.cachefs.testing.standin.replies import Reply
 from gpufeed.cachefs.testing.standin.scenario import Effects
 from gpufeed.cachefs.testing.standin.sending import Sending, TotalRate
 from gpufeed.cachefs.testing.standin.service import CONTROL_PREFIX, OssService
+from gpufeed.cachefs.testing.standin.tlsfront import TlsFront, server_context
 from gpufeed.cachefs.units import KIB, MIB
 
 SO_MAX_PACING_RATE = 47
@@ -296,27 +297,45 @@ class Standin:
         self.service = OssService(config)
         self.total = TotalRate()
         self.connections: set[_Connection] = set()
-        self.port = 0
+        self.plain_port = 0
+        self._front: TlsFront | None = None
         self._listener: socket.socket | None = None
         self._date = ""
         self._date_s = 0
 
     @property
+    def port(self) -> int:
+        """Where clients come."""
+        return self._front.port if self._front else self.plain_port
+
+    @property
     def endpoint(self) -> str:
-        """``http://host:port``."""
-        return f"http://{self.config.host}:{self.port}"
+        """``http://host:port``, or https where there is TLS."""
+        if self._front is None:
+            return self.plain_endpoint
+        return f"https://{self.config.host}:{self._front.port}"
+
+    @property
+    def plain_endpoint(self) -> str:
+        """Without TLS, for control."""
+        return f"http://{self.config.host}:{self.plain_port}"
 
     async def start(self) -> None:
         """Listen.
 
         Raises:
             OperatorError: the port is taken.
+            ConfigError: the certificate or its key will not do.
         """
+        config = self.config
+        context = None
+        if config.tls_certificate:
+            context = server_context(config.tls_certificate, config.tls_key)
         self.loop = asyncio.get_running_loop()
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((self.config.host, self.config.port))
+            listener.bind((config.host, 0 if context else config.port))
         except OSError as error:
             listener.close()
             raise OperatorError(
@@ -325,9 +344,16 @@ class Standin:
             ) from None
         listener.listen(BACKLOG)
         listener.setblocking(False)
-        self.port = listener.getsockname()[1]
+        self.plain_port = listener.getsockname()[1]
         self._listener = listener
         self.loop.add_reader(listener.fileno(), self._accept)
+        if context is not None:
+            self._front = TlsFront(config.host, self.plain_port, context)
+            try:
+                await self._front.start(config.port)
+            except OperatorError:
+                await self.stop()
+                raise
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -346,6 +372,8 @@ class Standin:
 
     async def stop(self) -> None:
         """Close everything."""
+        if self._front is not None:
+            await self._front.stop()
         if self._listener is not None:
             self.loop.remove_reader(self._listener.fileno())
             self._listener.close()

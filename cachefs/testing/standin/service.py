@@ -168,11 +168,22 @@ class OssService:
                 effects.status, effects.code, "This was asked of the stand-in.",
                 _CODES_503.get(effects.code, ""),
             )  # fmt: skip
+        self._check_region(request)
         self._authenticate(request, effects)
         if effects.change_etag:
             self.buckets.change_version(request.bucket, request.key)
         operation: Callable[[Request, Effects], Reply] = getattr(self, f"_do_{kind}")
         return operation(request, effects)
+
+    def _check_region(self, request: Request) -> None:
+        region = self.config.other_regions.get(request.bucket)
+        if region is not None:
+            raise OssError(
+                403, "AccessDenied",
+                "The bucket you are attempting to access must be addressed using the specified "
+                "endpoint. Please send all future requests to this endpoint.", "0003-00001403",
+                Bucket=request.bucket, Endpoint=f"oss-{region}.aliyuncs.com",
+            )  # fmt: skip
 
     def _authenticate(self, request: Request, effects: Effects) -> None:
         anonymous = "authorization" not in request.headers and not any(
