@@ -1,4 +1,4 @@
-"""The persisted forms: a shard's file and its record in the index. Pure; pinned by tests.
+"""The persisted form of a shard: its file. Pure; pinned by tests.
 
 A shard's file describes and checks itself, so that the index can be rebuilt from the files alone::
 
@@ -7,8 +7,7 @@ A shard's file describes and checks itself, so that the index can be rebuilt fro
     trailer                CRC-64/XZ of each extent, identity (JSON), sample index (zstd), padded
 
 The header is written last, before the file is synced and renamed to its name: a file without a
-valid header holds nothing. A record in the index repeats what serving needs: sizes, checksums and
-sample count. Sample indexes have a table of their own there, so that a start need not read them.
+valid header holds nothing. What the index keeps beside it is in `gpufeed.cachefs.store.heads`.
 All numbers are little-endian.
 """
 
@@ -29,7 +28,6 @@ from gpufeed.cachefs.units import BLOCK_BYTES, round_up
 
 MAGIC = b"GFSH"
 VERSION = 1
-RECORD_VERSION = 1
 HEADER_BYTES = BLOCK_BYTES
 DATA_OFFSET = HEADER_BYTES
 # magic, version, reserved, header CRC-32 (of the block with this field zero), extent bytes,
@@ -38,9 +36,6 @@ _HEADER = struct.Struct("<4sHHIIQQQQq16s")
 _CRC_AT = 8
 # extent count, identity bytes, sample index bytes
 _TRAILER = struct.Struct("<III")
-# version, reserved, extent bytes, data bytes, file bytes, sample count, extent count
-_RECORD = struct.Struct("<HHIQQqI")
-_USE = struct.Struct("<Q")
 TRAILER_BYTES_MAX = 1 << 30
 _ZSTD_LEVEL = 3
 
@@ -52,7 +47,7 @@ _SOURCE_RESERVE_BYTES = 48
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the index keeps of a shard. `file_bytes` is the whole file, a multiple of 4 KiB."""
+    """What a shard's file says of itself. `file_bytes` is the whole file, a multiple of 4 KiB."""
 
     extent_bytes: int
     size_bytes: int
@@ -186,27 +181,41 @@ def unpack_header(block: bytes) -> Header:
     )
 
 
-def unpack_trailer(header: Header, trailer: bytes) -> tuple[Record, bytes | None]:
-    """Verify and read a trailer; returns the record, and the packed sample index if there is one.
+def unpack_checksums(header: Header, trailer: bytes) -> tuple[Record, bytes | None]:
+    """Verify a trailer against its header; returns the record, and the packed sample index if any.
+
+    What the sources are is not looked at: header and trailer, both checksummed, name one digest.
 
     Raises:
-        IntegrityError: damaged, or its sources are not those of the header's digest.
+        IntegrityError: damaged.
     """
     if len(trailer) != header.trailer_bytes or checksum.crc64(trailer) != header.trailer_crc:
         raise IntegrityError("a shard file whose trailer does not match its checksum")
     count, identity_bytes, samples_bytes = _TRAILER.unpack_from(trailer)
-    at = _TRAILER.size
-    crcs = struct.unpack_from(f"<{count}Q", trailer, at)
-    at += 8 * count
-    spec = _unpack_identity(trailer[at : at + identity_bytes], header.size_bytes)
-    at += identity_bytes
-    if spec.digest != header.digest or count != spec.extent_count(header.extent_bytes):
-        raise IntegrityError(f"a shard file that says {header.digest} but holds {spec.name}")
+    crcs = struct.unpack_from(f"<{count}Q", trailer, _TRAILER.size)
+    at = _TRAILER.size + 8 * count + identity_bytes
+    if count != -(-header.size_bytes // header.extent_bytes):
+        raise IntegrityError(f"a shard file of {header.size_bytes} bytes with {count} checksums")
     file_bytes = header.trailer_offset + header.trailer_bytes
     record = Record(
         header.extent_bytes, header.size_bytes, file_bytes, header.sample_count, crcs
     )  # fmt: skip
     return record, trailer[at : at + samples_bytes] or None
+
+
+def unpack_trailer(header: Header, trailer: bytes) -> tuple[Record, bytes | None]:
+    """As `unpack_checksums`, and the sources are compared with the header's digest.
+
+    Raises:
+        IntegrityError: damaged, or its sources are not those of the header's digest.
+    """
+    record, samples = unpack_checksums(header, trailer)
+    count, identity_bytes, _ = _TRAILER.unpack_from(trailer)
+    at = _TRAILER.size + 8 * count
+    spec = _unpack_identity(trailer[at : at + identity_bytes], header.size_bytes)
+    if spec.digest != header.digest:
+        raise IntegrityError(f"a shard file that says {header.digest} but holds {spec.name}")
+    return record, samples
 
 
 def _unpack_identity(data: bytes, size_bytes: int) -> ShardSpec:
@@ -219,41 +228,3 @@ def _unpack_identity(data: bytes, size_bytes: int) -> ShardSpec:
         return ShardSpec(fields["name"], size_bytes, sources)
     except (ValueError, TypeError, KeyError) as error:
         raise IntegrityError(f"a shard file whose identity cannot be read: {error}") from None
-
-
-# --- the index --------------------------------------------------------------------------------
-
-
-def pack_record(record: Record) -> bytes:
-    """A record as the index stores it."""
-    count = -1 if record.sample_count is None else record.sample_count
-    head = _RECORD.pack(
-        RECORD_VERSION, 0, record.extent_bytes, record.size_bytes, record.file_bytes, count,
-        len(record.extent_crcs),
-    )  # fmt: skip
-    return head + struct.pack(f"<{len(record.extent_crcs)}Q", *record.extent_crcs)
-
-
-def unpack_record(data: bytes | memoryview, *, with_crcs: bool = True) -> Record:
-    """See `pack_record`. `with_crcs=False` leaves the checksums out: a start has no use for them.
-
-    Raises:
-        IntegrityError: another version, or of a wrong length.
-    """
-    if len(data) < _RECORD.size:
-        raise IntegrityError(f"an index record of {len(data)} bytes")
-    version, _, extent, size, file_bytes, samples, count = _RECORD.unpack_from(data)
-    if version != RECORD_VERSION or len(data) != _RECORD.size + 8 * count:
-        raise IntegrityError(f"an index record of version {version} and {len(data)} bytes")
-    crcs = struct.unpack_from(f"<{count}Q", data, _RECORD.size) if with_crcs else ()
-    return Record(extent, size, file_bytes, None if samples < 0 else samples, crcs)
-
-
-def pack_use(use: int) -> bytes:
-    """When a shard was last used, as a serial number."""
-    return _USE.pack(use)
-
-
-def unpack_use(data: bytes | memoryview) -> int:
-    """See `pack_use`. What is not a use counts as the oldest."""
-    return int(_USE.unpack(data)[0]) if len(data) == _USE.size else 0

@@ -13,8 +13,8 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from gpufeed.cachefs.layout import Record
 from gpufeed.cachefs.store.files import Files
+from gpufeed.cachefs.store.shardfile import Opened, open_shard
 from gpufeed.cachefs.store.threads import DiskThreads
 
 DESCRIPTORS_MAX = 512
@@ -25,8 +25,7 @@ class OpenShard:
     """A descriptor on its way or there, and how many reads are using it."""
 
     digest: str
-    opening: asyncio.Future[int]
-    record: Record | None = None
+    opening: asyncio.Future[Opened]
     reads_count: int = 0
     closed: asyncio.Future[None] | None = None
 
@@ -52,7 +51,7 @@ class Descriptors:
         """The shard's descriptor for one read. Await its `opening`; then `give_back`."""
         shard = self._kept.get(digest)
         if shard is None:
-            shard = OpenShard(digest, self._threads.submit(self._files.open, path))
+            shard = OpenShard(digest, self._threads.submit(open_shard, self._files, path, digest))
             self._kept[digest] = shard
         shard.reads_count += 1
         self._kept.move_to_end(digest)
@@ -65,7 +64,7 @@ class Descriptors:
             return
         if self._kept.get(shard.digest) is not shard:
             self._close(shard)
-        elif not keep or not shard.opening.done() or shard.opening.exception() is not None:
+        elif not keep or not _is_open(shard.opening):
             self.condemn(shard.digest)
         else:
             self._shrink()
@@ -102,9 +101,9 @@ class Descriptors:
         if shard.closed is not None and not shard.closed.done():
             shard.closed.set_result(None)
 
-    def _close_descriptor(self, opening: asyncio.Future[int]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            self._files.close(opening.result())
+    def _close_descriptor(self, opening: asyncio.Future[Opened]) -> None:
+        if _is_open(opening):
+            self._files.close(opening.result().descriptor)
 
     async def close(self) -> None:
         """Wait for the reads under way and close all."""
@@ -112,3 +111,7 @@ class Descriptors:
             closed = self.condemn(digest)
             if closed is not None:
                 await closed
+
+
+def _is_open(opening: asyncio.Future[Opened]) -> bool:
+    return opening.done() and not opening.cancelled() and opening.exception() is None

@@ -8,6 +8,13 @@
     shards/00…ff/    a shard a file, named by its digest; ``*.tmp`` while it is being filled
 
 A ``.tmp`` name is the intent record of a fill: whatever bears it at start was interrupted and goes.
+
+A directory may be removed, or its disk unmounted, while the daemon runs. The same path then leads
+nowhere, or to another directory below the mount, which must never be written to. So `verify` is
+called before a file is made, named or removed: the identity file must be the one of the start.
+
+Opened before the loop runs; afterwards `verify` from any disk thread, `remove` and `sync` from one
+at a time.
 """
 
 from __future__ import annotations
@@ -17,15 +24,17 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from importlib.metadata import PackageNotFoundError, version
 
 from gpufeed.cachefs.errors import OperatorError, StorageError
-from gpufeed.cachefs.store.files import DIRECTORY_MODE, FILE_MODE, translated
+from gpufeed.cachefs.store.files import DIRECTORY_MODE, FILE_MODE, Files, is_missing, translated
 
 FORMAT = 1
 IDENTITY_NAME = "gpufeed.json"
 TEMPORARY_SUFFIX = ".tmp"
 LOCK_NAME = "lock"
+FOLDERS_COUNT = 256
 # What an unfinished first start, or mkfs, may have left in an otherwise empty directory.
 _HARMLESS = frozenset({"lost+found", LOCK_NAME, IDENTITY_NAME + TEMPORARY_SUFFIX})
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -34,9 +43,12 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 class CacheDirectory:
     """An opened and locked cache directory."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, files: Files) -> None:
         self.path = path
+        self._files = files
         self._lock = -1
+        self._identity = (-1, -1)
+        self._unsynced: set[str] = set()
 
     def open(self) -> None:
         """Make or check the directory and take its lock.
@@ -52,8 +64,9 @@ class CacheDirectory:
             self._check_identity()
             self._take_lock()
             self._check_identity(write=True)
-            for name in ("index", "shards", *(f"shards/{i:02x}" for i in range(256))):
+            for name in ("index", "shards", *(f"shards/{i:02x}" for i in range(FOLDERS_COUNT))):
                 os.makedirs(os.path.join(self.path, name), mode=DIRECTORY_MODE, exist_ok=True)
+            self._identity = self._files.identity(self._identity_path)
         except OSError as error:
             self.close()
             raise StorageError(
@@ -65,9 +78,8 @@ class CacheDirectory:
             raise
 
     def _check_identity(self, *, write: bool = False) -> None:
-        path = os.path.join(self.path, IDENTITY_NAME)
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(self._identity_path, encoding="utf-8") as file:
                 found = json.load(file)
         except FileNotFoundError:
             found = None
@@ -81,24 +93,30 @@ class CacheDirectory:
                     "choose an empty directory with --cache-path"
                 )
             if write:
-                self._write_identity(path)
+                self._write_identity()
             return
-        version = found.get("format") if isinstance(found, dict) else None
-        if version != FORMAT:
+        known = found if isinstance(found, dict) else {}
+        if known.get("format") != FORMAT:
             raise OperatorError(
-                f"{self.path} is a gpufeed cache of format {version}, this version "
-                f"knows {FORMAT}: use the version that wrote it, or empty the directory"
+                f"{self.path} is a gpufeed cache of format {known.get('format')}, written by "
+                f"{known.get('writer', 'an unknown version')}; this version knows {FORMAT}: use "
+                "the version that wrote it, or empty the directory"
             )
 
-    @staticmethod
-    def _write_identity(path: str) -> None:
-        temporary = path + TEMPORARY_SUFFIX
+    @property
+    def _identity_path(self) -> str:
+        return os.path.join(self.path, IDENTITY_NAME)
+
+    def _write_identity(self) -> None:
+        temporary = self._identity_path + TEMPORARY_SUFFIX
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        identity = {"format": FORMAT, "uuid": str(uuid.uuid4()), "writer": writer()}
         with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, "uuid": str(uuid.uuid4())}, file)
+            json.dump(identity, file)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(temporary, path)
+        os.rename(temporary, self._identity_path)
+        self._files.sync_directory(self.path)
 
     def _take_lock(self) -> None:
         descriptor = os.open(
@@ -113,6 +131,45 @@ class CacheDirectory:
                 "it (GPUFEED_DAEMON), or choose another directory with --cache-path"
             ) from None
         self._lock = descriptor
+
+    def verify(self) -> None:
+        """Check that the path still leads to the directory that was opened.
+
+        Raises:
+            StorageError: it does not.
+        """
+        try:
+            found = self._files.identity(self._identity_path)
+        except StorageError as error:
+            if not is_missing(error):
+                raise
+            found = None
+        if found != self._identity:
+            raise StorageError(
+                f"the cache directory {self.path} is not the one that this daemon opened: it was "
+                "removed, or its disk is no longer mounted there; the daemon goes on without a "
+                "cache: mount the disk and restart it"
+            )
+
+    def remove(self, path: str) -> None:
+        """Unlink a file; what a power loss may bring back until `sync`.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        self._files.remove(path)
+        self._unsynced.add(os.path.dirname(path))
+
+    def sync(self) -> None:
+        """Make every removal durable.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        while self._unsynced:
+            folder = next(iter(self._unsynced))
+            self._files.sync_directory(folder)
+            self._unsynced.discard(folder)
 
     def close(self) -> None:
         """Let the lock go."""
@@ -133,17 +190,32 @@ class CacheDirectory:
         """Where a shard lies while fill `number` writes it."""
         return f"{self.shard_path(digest)}.{number}{TEMPORARY_SUFFIX}"
 
-    def scan(self) -> Iterator[str]:
-        """Digests of all files that bear a committed shard's name. Removes interrupted fills.
+    def scan(self, known: Container[str]) -> Iterator[tuple[list[str], list[str]]]:
+        """What lies in the shards' folders, one at a time: names that are `known`, and digests
+        that are not. Removes interrupted fills; leaves foreign files alone.
 
         Raises:
             StorageError: the disk refused.
-        """
-        for i in range(256):
-            folder = os.path.join(self.path, "shards", f"{i:02x}")
-            with translated(f"list {folder}"), os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name.endswith(TEMPORARY_SUFFIX):
-                        os.unlink(entry.path)
-                    elif _DIGEST.fullmatch(entry.name) and entry.name.startswith(f"{i:02x}"):
-                        yield entry.name
+        """  # noqa: D205 one sentence
+        for i in range(FOLDERS_COUNT):
+            prefix = f"{i:02x}"
+            folder = os.path.join(self.path, "shards", prefix)
+            with translated(f"list {folder}"):
+                names = os.listdir(folder)
+            found = [name for name in names if name in known]
+            orphans = []
+            if len(found) < len(names):
+                for name in names:
+                    if name.endswith(TEMPORARY_SUFFIX):
+                        self.remove(os.path.join(folder, name))
+                    elif name not in known and name[:2] == prefix and _DIGEST.fullmatch(name):
+                        orphans.append(name)
+            yield found, orphans
+
+
+def writer() -> str:
+    """What this version calls itself in what it leaves on disk."""
+    try:
+        return f"gpufeed {version('gpufeed')}"
+    except PackageNotFoundError:
+        return "gpufeed (not installed)"

@@ -28,10 +28,15 @@ _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, e
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A file system's size and what of it unprivileged writers may still take."""
+    """A file system's size and what of it unprivileged writers may still take.
+
+    `total_inodes` is 0 where files are not counted.
+    """
 
     free_bytes: int
     total_bytes: int
+    free_inodes: int = 0
+    total_inodes: int = 0
 
 
 class Files(Protocol):
@@ -67,6 +72,14 @@ class Files(Protocol):
 
     def remove(self, path: str) -> None:
         """Unlink; a missing file is fine."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make what was made, renamed and removed in a directory durable."""
+        ...
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """What tells a file from every other: its device and its inode."""
         ...
 
     def space(self, path: str) -> Space:
@@ -143,28 +156,47 @@ class DiskFiles:
         """See `Files`."""
         with translated(f"rename {source}"):
             os.rename(source, target)
-            directory = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+        self.sync_directory(os.path.dirname(target))
 
     def remove(self, path: str) -> None:
         """See `Files`."""
         with translated(f"remove {path}"), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
+    def sync_directory(self, path: str) -> None:
+        """See `Files`."""
+        with translated(f"sync the directory {path}"):
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """See `Files`."""
+        with translated(f"look at {path}"):
+            found = os.stat(path)
+        return found.st_dev, found.st_ino
+
     def space(self, path: str) -> Space:
         """See `Files`."""
         with translated(f"tell the free space of {path}"):
             found = os.statvfs(path)
-        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+        return Space(
+            found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize,
+            found.f_favail, found.f_files,
+        )  # fmt: skip
 
 
 def is_shortage(error: StorageError) -> bool:
     """Whether the machine was short of something, so that the file may be as good as ever."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in _SHORTAGES
+
+
+def is_missing(error: StorageError) -> bool:
+    """Whether a file or directory is not there."""
+    return isinstance(error.__cause__, FileNotFoundError)
 
 
 def _preallocate(descriptor: int, size_bytes: int) -> None:

@@ -19,17 +19,16 @@ from typing import Any, TypeVar
 from gpufeed.cachefs import layout
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.errors import StorageError, UsageError
-from gpufeed.cachefs.layout import Record
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.sampleindex import SampleIndex
 from gpufeed.cachefs.store.accounts import Accounts
 from gpufeed.cachefs.store.catalog import StoredShard
+from gpufeed.cachefs.store.heads import Head
 from gpufeed.cachefs.store.health import DiskHealth
 from gpufeed.cachefs.store.parts import DiskParts
 from gpufeed.cachefs.store.reservation import Reservation
 from gpufeed.cachefs.store.writer import Description, Ending, NoRoomError, padded
 from gpufeed.cachefs.tasks import finished
-from gpufeed.cachefs.units import format_bytes
 
 _LOG = logging.getLogger("gpufeed.store")
 _Result = TypeVar("_Result")
@@ -40,7 +39,7 @@ class StoreEvents:
     """What the store is asked and told."""
 
     lookup: Callable[[str], StoredShard | None]
-    on_committed: Callable[[str, Record], StoredShard]
+    on_committed: Callable[[str, Head], StoredShard]
     on_failed: Callable[[object], None]
     next_use: Callable[[], int]
 
@@ -81,13 +80,8 @@ class Intake:
         """See `ShardStore.write_extent`."""
         blocks = padded(data, length_bytes)
         offset = layout.extent_offset(extent, self._extent_bytes)
-
-        def on_late() -> None:
-            self._events.on_failed(f"a write of {format_bytes(len(blocks))} hangs")
-
-        writing = self._disk.writer.write(reservation, offset, blocks, on_late)
         try:
-            await self._own(writing)
+            await self._own(self._disk.writer.write(reservation, offset, blocks))
         except StorageError as error:
             if reservation.granted.exception() is None:
                 # Or else the room never came, and why was noted where it was found out.
@@ -157,7 +151,7 @@ class Intake:
         if reservation.is_probe:
             self._health.probe_succeeded()
         self._metrics.add("nvme_written_bytes_total", len(ending.header) + len(ending.trailer))
-        stored = self._events.on_committed(reservation.spec.digest, ending.record)
+        stored = self._events.on_committed(reservation.spec.digest, ending.head)
         _LOG.debug("committed %s", stored.digest)
         return stored
 

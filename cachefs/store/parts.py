@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.config import StoreConfig
-from gpufeed.cachefs.errors import GpufeedError, StorageError
+from gpufeed.cachefs.errors import DiskLateError, GpufeedError, StorageError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.store.descriptors import Descriptors
 from gpufeed.cachefs.store.directory import CacheDirectory
 from gpufeed.cachefs.store.files import Files, Space
+from gpufeed.cachefs.store.health import DiskHealth
 from gpufeed.cachefs.store.index import Index
-from gpufeed.cachefs.store.reader import ExtentReader
+from gpufeed.cachefs.store.reader import ExtentReader, ReadEvents
 from gpufeed.cachefs.store.reservation import DiskRoom
 from gpufeed.cachefs.store.threads import DiskThreads
 from gpufeed.cachefs.store.unlinker import Unlinker
@@ -27,7 +28,8 @@ class Events:
 
     on_removed: Callable[[int], None]
     on_unlink_failed: Callable[[StorageError], None]
-    on_wrong: Callable[[str, GpufeedError], None]
+    on_write_late: Callable[[DiskLateError], None]
+    reading: ReadEvents
 
 
 class DiskParts:
@@ -39,7 +41,8 @@ class DiskParts:
         self.files = files
         self.room = DiskRoom(config.free_floor_ratio)
         self.measuring: asyncio.Future[Space] | None = None
-        self.directory = CacheDirectory(config.path)
+        self.read_health = DiskHealth()
+        self.directory = CacheDirectory(config.path, files)
         self.directory.open()
         try:
             self.index = Index(self.directory.index_path)
@@ -48,15 +51,17 @@ class DiskParts:
             raise
         self.threads = DiskThreads(config.io_threads, clock)
         self.unlinker = Unlinker(
-            files, self.index, self.threads,
+            self.directory, self.index, self.threads,
             on_removed=events.on_removed, on_failed=events.on_unlink_failed,
         )  # fmt: skip
         self.writer = ShardWriter(
-            self.directory, files, self.index, self.threads, self.unlinker, self.room
-        )
+            self.directory, files, self.index, self.threads, self.unlinker,
+            room=self.room, on_late=events.on_write_late,
+        )  # fmt: skip
         self.reader = ExtentReader(
-            self.directory, files, self.index, self.threads, metrics, events.on_wrong
-        )
+            self.directory, files, self.threads,
+            metrics=metrics, clock=clock, health=self.read_health, events=events.reading,
+        )  # fmt: skip
 
     @property
     def descriptors(self) -> Descriptors:
@@ -73,6 +78,18 @@ class DiskParts:
         self.measuring = None
         if not future.cancelled() and future.exception() is None:
             self.room.measured(future.result())
+
+    def leave(self, uses: Mapping[str, int], *, is_clean: bool) -> None:
+        """The last writes: uses, and, if all is well, that index and files agree. Blocking.
+
+        Raises:
+            StorageError: the disk refused; the next start compares index and files.
+        """
+        self.directory.verify()
+        self.index.put_uses(uses)
+        if is_clean:
+            self.directory.sync()
+            self.index.mark_clean()
 
     def close(self) -> None:
         """Close the index, let the directory go."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.store.files import Space
@@ -33,7 +34,7 @@ class Reservation:
     is_probe: bool = False
     state: Literal["open", "committing", "committed", "aborted"] = "open"
     opening: asyncio.Task[int] | None = None
-    writes: set[asyncio.Future[None]] = field(default_factory=set)
+    writes: set[asyncio.Future[Any]] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     has_published: bool = False
 
@@ -49,7 +50,7 @@ class DiskRoom:
     """How much the file system has left, known without asking it on the loop.
 
     `measured` takes what the file system said, last time somebody asked in a disk thread; the
-    files made and removed since then are added up here.
+    files made and removed since then are added up here. Bytes and inodes have the same floor.
     """
 
     def __init__(self, floor_ratio: float) -> None:
@@ -57,22 +58,34 @@ class DiskRoom:
         self._free_bytes = 0
         self._floor_bytes = 0
         self._unmade_bytes = 0
+        self._free_inodes: float = 0
+        self._unmade_count = 0
 
     def measured(self, space: Space) -> None:
         """The truth, for a moment."""
         self._free_bytes = space.free_bytes
         self._floor_bytes = int(space.total_bytes * self._floor_ratio)
+        floor_inodes = int(space.total_inodes * self._floor_ratio)
+        # Some file systems do not count them.
+        self._free_inodes = space.free_inodes - floor_inodes if space.total_inodes else math.inf
 
     def reserved(self, size_bytes: int) -> None:
         """A file of this size will be made."""
         self._unmade_bytes += size_bytes
+        self._unmade_count += 1
 
     def settled(self, size_bytes: int, *, made: bool) -> None:
         """It was made, or will not be."""
         self._unmade_bytes -= size_bytes
+        self._unmade_count -= 1
         if made:
             self._free_bytes -= size_bytes
+            self._free_inodes -= 1
 
     def available_bytes(self, unlinking_bytes: int) -> int:
         """What may be taken above the floor, once the queued unlinks are done. May be negative."""
         return self._free_bytes + unlinking_bytes - self._unmade_bytes - self._floor_bytes
+
+    def has_inode(self) -> bool:
+        """Whether one more file may be made above the floor."""
+        return self._free_inodes - self._unmade_count >= 1

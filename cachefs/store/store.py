@@ -12,35 +12,39 @@ Invariants:
     - a disk that refuses writes turns reservations off for a while (`store.health`).
 
 All methods are called on the daemon's loop, which never waits for the disk: disk and index work
-runs in the store's own threads. The index is read on the loop, where its pages are hot.
+runs in the store's own threads. The index is read once, at start; serving needs memory alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpufeed.cachefs import layout
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.config import StoreConfig
-from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError
-from gpufeed.cachefs.layout import Record
+from gpufeed.cachefs.errors import DiskLateError, GpufeedError, IntegrityError, StorageError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.policy import Bypass, NeverEvict, Policy
-from gpufeed.cachefs.sampleindex import SampleIndex
 from gpufeed.cachefs.store.accounts import Accounts
-from gpufeed.cachefs.store.catalog import StoredShard
+from gpufeed.cachefs.store.catalog import Catalog, StoredShard
 from gpufeed.cachefs.store.files import DiskFiles, Files
+from gpufeed.cachefs.store.heads import Head
 from gpufeed.cachefs.store.health import DiskHealth
 from gpufeed.cachefs.store.intake import Intake, StoreEvents
 from gpufeed.cachefs.store.parts import DiskParts, Events
+from gpufeed.cachefs.store.reader import ReadEvents
 from gpufeed.cachefs.store.recovery import Found, reconcile
 from gpufeed.cachefs.store.reservation import Reservation
+from gpufeed.cachefs.units import BLOCK_BYTES
 
 __all__ = ["Reservation", "ShardStore", "StoredShard"]
 
@@ -62,10 +66,8 @@ class ShardStore:
         self._budget = self._accounts.budget
         self._policy: Policy = NeverEvict()
         self._health = DiskHealth()
-        self._shards: dict[str, StoredShard] = {}
+        self._shards = Catalog()
         self._leases: collections.Counter[str] = collections.Counter()
-        self._use = 0
-        self._used: dict[str, int] = {}  # last uses that the index does not know yet
         self._numbers = itertools.count(1)
         self._disk: DiskParts | None = None
         self._intake: Intake | None = None
@@ -86,7 +88,11 @@ class ShardStore:
         if not store.memory_only:
             events = Events(
                 on_removed=store._on_removed, on_unlink_failed=store._on_unlink_failed,
-                on_wrong=store._quarantine,
+                on_write_late=store._failed,
+                reading=ReadEvents(
+                    on_wrong=store._quarantine, on_sick=store._read_failed,
+                    is_leased=store._leases.__contains__,
+                ),
             )  # fmt: skip
             disk = DiskParts(config, files or DiskFiles(), clock, metrics, events)
             try:
@@ -100,7 +106,7 @@ class ShardStore:
     def _begin(self, disk: DiskParts) -> None:
         events = StoreEvents(
             lookup=self._shards.get, on_committed=self._on_committed,
-            on_failed=self._failed, next_use=self._next_use,
+            on_failed=self._failed, next_use=self._shards.next_use,
         )  # fmt: skip
         self._disk = disk
         self._intake = Intake(
@@ -109,28 +115,35 @@ class ShardStore:
         )  # fmt: skip
 
     def _recover(self, disk: DiskParts) -> None:
-        usable: list[Found] = []
-        useless: list[str] = []
-        # The newest first: a smaller capacity than last time costs the oldest. Shards of another
-        # extent size are of no use at all.
-        for found in reversed(reconcile(disk.directory, disk.index, disk.files)):
-            fits = found.record.extent_bytes == self._extent_bytes
-            if fits and self._budget.adopt(found.record.file_bytes):
-                usable.append(found)
-            else:
-                useless.append(found.digest)
-        for found in reversed(usable):
-            self._add(found.digest, found.record)
-        if usable:
-            self._use = usable[0].last_use
+        found = reconcile(disk.directory, disk.index, disk.files)
+        keeps = self._choose(found)
+        useless = [found.digests[i] for i in np.flatnonzero(~keeps).tolist()]
         if useless:
             _LOG.warning("%d shards of other settings are removed", len(useless))
             for digest in useless:
-                disk.files.remove(disk.directory.shard_path(digest))
+                disk.directory.remove(disk.directory.shard_path(digest))
             disk.index.delete(useless)
             self._metrics.add("evictions_total", len(useless))
+            kept = [found.digests[i] for i in np.flatnonzero(keeps).tolist()]
+            found = Found(kept, found.heads[keeps])
+        self._shards.load(found.digests, found.heads)
+        for digest, size_bytes in self._shards.by_last_use():
+            self._policy.add(digest, size_bytes)
         disk.room.measured(disk.files.space(disk.directory.path))
         self._count()
+
+    def _choose(self, found: Found) -> NDArray[np.bool_]:
+        """Which shards stay, their bytes adopted.
+
+        Those of another extent size are of no use. The newest go first: a smaller capacity than
+        last time costs the oldest.
+        """
+        sizes = found.heads["file_bytes"].astype(np.int64)
+        keeps: NDArray[np.bool_] = found.heads["extent_bytes"] == self._extent_bytes
+        if not self._budget.adopt(int(sizes[keeps].sum())):
+            for i in np.argsort(found.heads["last_use"], kind="stable")[::-1].tolist():
+                keeps[i] = keeps[i] and self._budget.adopt(int(sizes[i]))
+        return keeps
 
     # --- looking up ---------------------------------------------------------------------------
 
@@ -142,7 +155,7 @@ class ShardStore:
         """The shard was used; unknown ones are ignored."""
         if digest in self._shards:
             self._policy.use(digest)
-            self._used[digest] = self._next_use()
+            self._shards.touch(digest)
 
     def lease(self, digest: str) -> None:
         """Keep the shard until `release`; counted."""
@@ -157,38 +170,16 @@ class ShardStore:
             if self._disk is not None:
                 self._disk.descriptors.release(digest)
 
-    def sample_index(self, digest: str) -> bytes | None:
-        """The encoded `SampleIndex` of a committed shard, or None where it has none."""
-        if self._disk is None or digest not in self._shards:
-            return None
-        try:
-            packed = self._disk.index.samples(digest)
-            return None if packed is None else layout.unpack_samples(packed)
-        except (StorageError, IntegrityError) as error:
-            # It can be made again from the shard.
-            self._metrics.add("store_errors_total")
-            _LOG.warning("the sample index of %s cannot be read: %s", digest, error)
-            return None
-
-    async def set_sample_index(self, digest: str, encoded: bytes) -> None:
-        """Attach a sample index to a committed shard that has none; ignored if it left meanwhile.
-
-        It is kept in the index alone: if that is ever rebuilt, the shard is indexed again.
+    async def sample_index(self, digest: str) -> bytes | None:
+        """The encoded `SampleIndex` of a committed shard, or None where it has no samples.
 
         Raises:
-            ProtocolError: `encoded` is no sample index.
-            StorageError: the index refused.
+            IntegrityError: the shard is not here (any more), or is wrong on disk; it was set aside,
+                and a fill brings it back.
+            StorageError: the disk cannot say for now; the shard is kept.
         """
-        count = len(SampleIndex.decode(encoded))
-        packed_record = self._disk.index.get(digest) if self._disk is not None else None
-        if self._disk is None or packed_record is None or digest not in self._shards:
-            return
-        record = replace(layout.unpack_record(packed_record), sample_count=count)
-        samples = layout.pack_samples(encoded)
-        kept = await self._disk.threads.run(self._disk.index.put_samples, digest, record, samples)
-        stored = self._shards.get(digest)
-        if kept and stored is not None:
-            self._shards[digest] = replace(stored, sample_count=count)
+        disk, stored = self._found(digest)
+        return await disk.reader.samples(stored)
 
     # --- coming in ----------------------------------------------------------------------------
 
@@ -207,6 +198,9 @@ class ShardStore:
             return None
         size = layout.reserve_bytes(spec, self._extent_bytes)
         room_bytes = disk.room.available_bytes(self._budget.unlinking_bytes)
+        if not disk.room.has_inode():
+            # Somebody has to go even where bytes are free.
+            room_bytes = min(room_bytes, size - BLOCK_BYTES)
         if room_bytes < min(size, self._budget.available_bytes):
             # What others did to the disk may have been undone since it was last measured.
             self._measure()
@@ -263,10 +257,10 @@ class ShardStore:
         if self._intake is not None:
             await self._intake.abort(reservation)
 
-    def _on_committed(self, digest: str, record: Record) -> StoredShard:
-        self._add(digest, record)
+    def _on_committed(self, digest: str, head: Head) -> StoredShard:
+        stored = self._add(digest, head)
         self._count()
-        return self._shards[digest]
+        return stored
 
     # --- going out ----------------------------------------------------------------------------
 
@@ -275,8 +269,7 @@ class ShardStore:
         assert self._disk is not None
         # Before the file goes, so that the log tells of every file that is missing.
         _LOG.debug("evicted %s", digest)
-        stored = self._shards.pop(digest)
-        self._used.pop(digest, None)
+        stored = self._shards.remove(digest)
         self._policy.remove(digest)
         self._budget.evict(stored.file_bytes)
         self._disk.unlinker.remove(
@@ -305,11 +298,19 @@ class ShardStore:
         Raises:
             IntegrityError: the shard is not here (any more), or its bytes are wrong, or the disk
                 would not read them; it was set aside, and a fill brings it back.
-            StorageError: the machine is short of descriptors or memory; the shard is kept.
+            DiskLateError: the disk hangs. It may write into `target` until the error's `over` is
+                done; the shard is kept.
+            StorageError: the machine is short of descriptors or memory, or the disk is not trusted
+                for now; the shard is kept.
         """
-        if self._disk is None or digest not in self._shards:
+        disk, stored = self._found(digest)
+        return await disk.reader.read(stored, extent, target)
+
+    def _found(self, digest: str) -> tuple[DiskParts, StoredShard]:
+        stored = self._shards.get(digest)
+        if self._disk is None or stored is None:
             raise IntegrityError(f"the shard {digest} left the store; it is fetched again")
-        return await self._disk.reader.read(digest, extent, target, self._leases.__contains__)
+        return self._disk, stored
 
     def _quarantine(self, digest: str, why: GpufeedError) -> None:
         self._metrics.add("quarantined_total")
@@ -318,20 +319,26 @@ class ShardStore:
 
     # --- accounts and tasks -------------------------------------------------------------------
 
-    def _add(self, digest: str, record: Record) -> None:
-        stored = StoredShard(digest, record.size_bytes, record.file_bytes, record.sample_count)
-        self._shards[digest] = stored
-        self._policy.add(digest, record.file_bytes)
-
-    def _next_use(self) -> int:
-        self._use += 1
-        return self._use
+    def _add(self, digest: str, head: Head) -> StoredShard:
+        self._policy.add(digest, head.file_bytes)
+        return self._shards.add(digest, head)
 
     def _failed(self, why: object) -> None:
         _LOG.warning("the cache disk is left alone for a while: %s", why)
         self._metrics.add("store_errors_total")
         self._health.failed(self._clock.monotonic_s())
         self._count()
+
+    def _read_failed(self, why: GpufeedError) -> None:
+        _LOG.warning("the cache disk is not read for a while: %s", why)
+        if isinstance(why, DiskLateError):
+            # Whoever hangs while reading will not write.
+            self._health.failed(self._clock.monotonic_s())
+        self._count()
+
+    def _is_well(self) -> bool:
+        reads_well = self._disk is None or self._disk.read_health.state == "healthy"
+        return reads_well and self._health.state == "healthy"
 
     def _measure(self) -> None:
         if self._disk is not None:
@@ -340,7 +347,7 @@ class ShardStore:
     def _count(self) -> None:
         self._accounts.count()
         self._metrics.set("store_resident_shards", len(self._shards))
-        self._metrics.set("store_degraded", float(self._health.state != "healthy"))
+        self._metrics.set("store_degraded", float(not self._is_well()))
 
     async def close(self) -> None:
         """Abort what is reserved, wait for the disk, close everything, let the directory go."""
@@ -351,10 +358,12 @@ class ShardStore:
         disk.unlinker.retry()
         await disk.descriptors.close()
         await disk.unlinker.drain()
+        is_clean = disk.unlinker.is_idle and self._is_well()
+        uses = self._shards.unsaved_uses()
         try:
-            await disk.threads.run(disk.index.put_uses, dict(self._used))
+            await disk.threads.run(functools.partial(disk.leave, uses, is_clean=is_clean))
         except StorageError as error:
-            _LOG.warning("last uses are not remembered: %s", error)
+            _LOG.warning("the next start compares the cache's index with its files: %s", error)
         self._disk = None
         await disk.threads.close()
         disk.close()

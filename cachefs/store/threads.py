@@ -1,18 +1,25 @@
 """The store's disk threads.
 
 A disk call works on memory and descriptors of the caller. So nobody who awaits one may go on before
-it is over, not even when cancelled: the cancellation is raised afterwards.
+it is over, not even when cancelled: the cancellation is raised afterwards. The one exception is a
+call that is **late**: `DiskLateError` is raised at once, and carries the future that tells when the
+disk has let go; until then its memory stays lent.
+
+Late is what has run for its named time in its thread; waiting for a thread does not count. Once
+every thread is held by a late call, the calls that wait behind them are taken back: they have
+touched nothing, and fail at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpufeed.cachefs.clock import Clock
-from gpufeed.cachefs.tasks import finished
+from gpufeed.cachefs.errors import DiskLateError, StorageError
+from gpufeed.cachefs.tasks import finished, until_done
 
 _Result = TypeVar("_Result")
 
@@ -21,63 +28,121 @@ class DiskThreads:
     """A small pool for blocking disk calls. Used on the loop's thread."""
 
     def __init__(self, count: int, clock: Clock) -> None:
-        self._executor = ThreadPoolExecutor(count, "gpufeed-disk")
+        self._executor = concurrent.futures.ThreadPoolExecutor(count, "gpufeed-disk")
+        self._count = count
         self._clock = clock
-        self._running: set[asyncio.Future[Any]] = set()
+        self._calls: dict[asyncio.Future[Any], _Call] = {}
+        self._late: set[asyncio.Future[Any]] = set()
 
     def submit(self, function: Callable[..., _Result], *args: object) -> asyncio.Future[_Result]:
         """Begin `function` in a thread. Whoever drops the future must be done with the memory."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
-        self._running.add(future)
+        call = _Call(self._clock)
+        call.job = self._executor.submit(call.run, function, *args)
+        future = asyncio.wrap_future(call.job)
+        self._calls[future] = call
         future.add_done_callback(self._over)
         return future
 
     def _over(self, future: asyncio.Future[Any]) -> None:
-        self._running.discard(future)
+        del self._calls[future]
+        self._late.discard(future)
         # Shared results (an open descriptor) may have lost everybody who waited for them.
         _ = future.cancelled() or future.exception()
 
     async def run(self, function: Callable[..., _Result], *args: object) -> _Result:
-        """Run `function` in a thread, to the end."""
+        """Run `function` in a thread, to the end however long that takes."""
         return await finished(self.submit(function, *args))
 
-    async def run_watched(
-        self, late_s: float, on_late: Callable[[], None], function: Callable[..., _Result],
-        *args: object,
-    ) -> _Result:  # fmt: skip
-        """As `run`; calls `on_late` once if `function` itself (not its queue) takes `late_s`."""
-        watch = _Watch(self._clock, late_s, on_late)
+    async def run_in_time(
+        self, late_s: float, function: Callable[..., _Result], *args: object
+    ) -> _Result:
+        """`submit` and `in_time`."""
+        return await self.in_time(self.submit(function, *args), late_s)
+
+    async def in_time(self, future: asyncio.Future[_Result], late_s: float) -> _Result:
+        """Wait for a submitted call, but not longer than `late_s` from its beginning.
+
+        Raises:
+            DiskLateError: it is late; its `over` is `future`.
+            StorageError: it never began, because all threads are held by late calls.
+        """
+        call = self._calls.get(future)
+        if call is not None:
+            await self._watch(future, call, late_s)
+        if not future.done():
+            raise DiskLateError(
+                f"the cache disk has not answered for {late_s:g} s; the cache goes on without it: "
+                "check the disk",
+                future,
+            )
+        if future.cancelled():
+            raise StorageError(
+                f"the cache disk does not answer: {self._count} calls hang; the cache goes on "
+                "without it: check the disk"
+            )
+        return future.result()
+
+    async def _watch(self, future: asyncio.Future[Any], call: _Call, late_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        late: asyncio.Future[None] = loop.create_future()
+        timers: list[asyncio.TimerHandle] = []
+
+        def look() -> None:
+            left_s = call.left_s(late_s)
+            if left_s > 0:
+                timers[:] = [loop.call_later(left_s, look)]
+                return
+            self._is_late(future)
+            if not late.done():
+                late.set_result(None)
+
+        timers[:] = [loop.call_later(late_s, look)]
+        call.watchers_count += 1
         try:
-            return await self.run(watch.timed, function, *args)
+            await asyncio.wait([future, late], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            call.take_back()
+            await until_done(future)
+            raise
         finally:
-            watch.timer.cancel()
+            call.watchers_count -= 1
+            timers[0].cancel()
+
+    def _is_late(self, future: asyncio.Future[Any]) -> None:
+        if future in self._calls:
+            self._late.add(future)
+        if len(self._late) >= self._count:
+            for call in list(self._calls.values()):
+                if call.watchers_count:
+                    call.take_back()
 
     async def close(self) -> None:
         """Wait for the calls under way, and end the threads."""
-        while self._running:
-            await asyncio.wait(set(self._running))
+        while self._calls:
+            await asyncio.wait(set(self._calls))
         self._executor.shutdown()
 
 
-class _Watch:
-    """Times one call from its start in the thread, and tells the loop once if it is late."""
+class _Call:
+    """One call: when it began in its thread, and who watches."""
 
-    def __init__(self, clock: Clock, late_s: float, on_late: Callable[[], None]) -> None:
+    job: concurrent.futures.Future[Any]
+
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._late_s = late_s
-        self._on_late = on_late
         self._began_s: float | None = None
-        self.timer = asyncio.get_running_loop().call_later(late_s, self._look)
+        self.watchers_count = 0
 
-    def timed(self, function: Callable[..., _Result], *args: object) -> _Result:
+    def run(self, function: Callable[..., _Result], *args: object) -> _Result:
         self._began_s = self._clock.monotonic_s()
         return function(*args)
 
-    def _look(self) -> None:
+    def left_s(self, late_s: float) -> float:
+        """How long until it is late."""
         began_s = self._began_s
-        taken_s = 0.0 if began_s is None else self._clock.monotonic_s() - began_s
-        if taken_s >= self._late_s:
-            self._on_late()
-        else:
-            loop = asyncio.get_running_loop()
-            self.timer = loop.call_later(self._late_s - taken_s, self._look)
+        return late_s if began_s is None else late_s - (self._clock.monotonic_s() - began_s)
+
+    def take_back(self) -> None:
+        """Cancel it if no thread has begun it."""
+        if self._began_s is None:
+            self.job.cancel()

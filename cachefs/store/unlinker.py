@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpufeed.cachefs.errors import StorageError
-from gpufeed.cachefs.store.files import Files
+from gpufeed.cachefs.store.directory import CacheDirectory
 from gpufeed.cachefs.store.index import Index
 from gpufeed.cachefs.store.threads import DiskThreads
 
@@ -40,10 +40,10 @@ class Unlinker:
     """
 
     def __init__(
-        self, files: Files, index: Index, threads: DiskThreads, *,
+        self, directory: CacheDirectory, index: Index, threads: DiskThreads, *,
         on_removed: Callable[[int], None], on_failed: Callable[[StorageError], None],
     ) -> None:  # fmt: skip
-        self._files = files
+        self._directory = directory
         self._index = index
         self._threads = threads
         self._on_removed = on_removed
@@ -78,6 +78,11 @@ class Unlinker:
         """
         while removals := self._pending.get(digest):
             await asyncio.shield(removals[0].done)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, under way or stuck."""
+        return not self._all
 
     def retry(self) -> None:
         """Try stuck removals again."""
@@ -117,10 +122,14 @@ class Unlinker:
     def _remove_batch(self, batch: list[Removal]) -> dict[int, StorageError]:
         """In a disk thread; returns the failures by identity of their removal."""
         failures: dict[int, StorageError] = {}
+        try:
+            self._directory.verify()
+        except StorageError as error:
+            return {id(removal): error for removal in batch}
         for removal in batch:
             try:
                 for path in removal.paths:
-                    self._files.remove(path)
+                    self._directory.remove(path)
             except StorageError as error:
                 failures[id(removal)] = error
         unlinked = [r for r in batch if r.indexed and id(r) not in failures]

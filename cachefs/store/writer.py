@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeVar
 
 from gpufeed.cachefs import layout
-from gpufeed.cachefs.errors import StorageError
-from gpufeed.cachefs.layout import Record
+from gpufeed.cachefs.errors import DiskLateError, StorageError
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.store.directory import CacheDirectory
 from gpufeed.cachefs.store.files import AlignedBuffer, Files
+from gpufeed.cachefs.store.heads import Head
 from gpufeed.cachefs.store.index import Index
 from gpufeed.cachefs.store.reservation import DiskRoom, Reservation
 from gpufeed.cachefs.store.threads import DiskThreads
 from gpufeed.cachefs.store.unlinker import Unlinker
+from gpufeed.cachefs.tasks import finished
 from gpufeed.cachefs.units import BLOCK_BYTES, format_bytes, round_up
 
-# A write of one extent that takes longer than this, not counting its queue, is a sick disk.
+# A write of one extent that takes longer than this, not counting its queue, is a sick disk's.
 WRITE_LATE_S = 1.0
+# So is a new file, or a sync with its rename; those wait for what else the disk has queued.
+SYNC_LATE_S = 5.0
+
+_Result = TypeVar("_Result")
 
 
 class NoRoomError(StorageError):
@@ -45,23 +51,21 @@ class Description:
         packed = None if self.sample_index is None else layout.pack_samples(self.sample_index)
         trailer = layout.pack_trailer(spec, self.extent_crcs, packed)
         header = layout.pack_header(spec, self.extent_bytes, trailer, self.sample_count)
-        record = Record(
+        head = Head(
             self.extent_bytes, spec.size_bytes,
             layout.trailer_offset(spec.size_bytes) + len(trailer), self.sample_count,
-            self.extent_crcs,
+            self.last_use,
         )  # fmt: skip
-        return Ending(record, packed, header, trailer, self.last_use)
+        return Ending(head, header, trailer)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What completes a file."""
 
-    record: Record
-    packed_samples: bytes | None
+    head: Head
     header: bytes
     trailer: bytes
-    last_use: int
 
 
 class ShardWriter:
@@ -69,7 +73,7 @@ class ShardWriter:
 
     def __init__(
         self, directory: CacheDirectory, files: Files, index: Index, threads: DiskThreads,
-        unlinker: Unlinker, room: DiskRoom,
+        unlinker: Unlinker, *, room: DiskRoom, on_late: Callable[[DiskLateError], None],
     ) -> None:  # fmt: skip
         self._directory = directory
         self._files = files
@@ -77,24 +81,20 @@ class ShardWriter:
         self._threads = threads
         self._unlinker = unlinker
         self._room = room
+        self._on_late = on_late
 
-    async def write(
-        self, reservation: Reservation, offset: int, data: memoryview, on_late: Callable[[], None]
-    ) -> None:
+    async def write(self, reservation: Reservation, offset: int, data: memoryview) -> None:
         """Write whole blocks.
 
         Raises:
+            DiskLateError: the disk still reads `data`; `close` waits for it.
             StorageError: the disk refused.
         """
         descriptor = await self.opened(reservation)
-        task = asyncio.ensure_future(
-            self._threads.run_watched(
-                WRITE_LATE_S, on_late, self._files.write, descriptor, data, offset
-            )
-        )
-        reservation.writes.add(task)
-        task.add_done_callback(reservation.writes.discard)
-        await task
+        writing = self._threads.submit(self._files.write, descriptor, data, offset)
+        reservation.writes.add(writing)
+        writing.add_done_callback(reservation.writes.discard)
+        await self._threads.in_time(writing, WRITE_LATE_S)
 
     async def opened(self, reservation: Reservation) -> int:
         """The descriptor of the reservation's file, which the first call makes.
@@ -112,27 +112,38 @@ class ShardWriter:
         await asyncio.shield(reservation.granted)
         path = self._directory.temporary_path(spec.digest, reservation.number)
         size_bytes = layout.trailer_offset(spec.size_bytes)
-        descriptor = await self._threads.run(self._files.create, path, size_bytes)
+        descriptor = await self._watched(self._make, path, size_bytes)
         self._room.settled(reservation.size_bytes, made=True)
         return descriptor
+
+    def _make(self, path: str, size_bytes: int) -> int:
+        """In a disk thread."""
+        self._directory.verify()
+        return self._files.create(path, size_bytes)
+
+    async def _watched(self, function: Callable[..., _Result], *args: object) -> _Result:
+        """Run `function` to its end, and say so at once if it is late."""
+        try:
+            return await self._threads.run_in_time(SYNC_LATE_S, function, *args)
+        except DiskLateError as late:
+            self._on_late(late)
+            return await finished(late.over)
 
     async def ending(
         self, reservation: Reservation, description: Description,
         resize: Callable[[Reservation, int], bool],
     ) -> Ending:  # fmt: skip
-        """Pack the end of the file, without the sample index if there is no room for that.
+        """Pack the end of the file. A shard is kept with its sample index, or not at all.
 
         `resize` fits the reservation to so many bytes, or says that it cannot.
 
         Raises:
-            NoRoomError: not even then.
+            NoRoomError: it cannot.
         """
         spec = reservation.spec
-        bare = replace(description, sample_index=None, sample_count=None)
-        for attempt in (description, bare):
-            ending = await self._threads.run(attempt.pack, spec)
-            if resize(reservation, ending.record.file_bytes):
-                return ending
+        ending = await self._threads.run(description.pack, spec)
+        if resize(reservation, ending.head.file_bytes):
+            return ending
         raise NoRoomError(
             f"the cache has no room for the description of {spec.name} beside its "
             f"{format_bytes(spec.size_bytes)}; it is not kept: raise store.capacity"
@@ -148,12 +159,12 @@ class ShardWriter:
         # The same shard may have been set aside just now; its removal must not hit the new file.
         await self._unlinker.gone(reservation.spec.digest)
         reservation.has_published = True
-        await self._threads.run(self._finish, reservation, descriptor, ending)
+        await self._watched(self._finish, reservation, descriptor, ending)
 
     def _finish(self, reservation: Reservation, descriptor: int, ending: Ending) -> None:
         """In a disk thread."""
         digest = reservation.spec.digest
-        trailer_at = ending.record.file_bytes - len(ending.trailer)
+        trailer_at = ending.head.file_bytes - len(ending.trailer)
         for data, offset in ((ending.trailer, trailer_at), (ending.header, 0)):
             buffer = AlignedBuffer(data)
             try:
@@ -161,11 +172,12 @@ class ShardWriter:
             finally:
                 buffer.close()
         self._files.sync(descriptor)
+        self._directory.verify()
         self._files.publish(
             self._directory.temporary_path(digest, reservation.number),
             self._directory.shard_path(digest),
         )
-        self._index.put([(digest, ending.record, ending.packed_samples, ending.last_use)])
+        self._index.put([(digest, ending.head)])
 
     async def close(self, reservation: Reservation) -> bool:
         """Wait for all writes and close the file; whether there was one."""
@@ -175,7 +187,7 @@ class ShardWriter:
         if opening is None:
             return False
         await asyncio.wait([opening])
-        if opening.exception() is not None:
+        if opening.cancelled() or opening.exception() is not None:
             return False
         await self._threads.run(self._files.close, opening.result())
         return True

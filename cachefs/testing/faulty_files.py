@@ -82,6 +82,14 @@ class FaultyFiles:
         """See `Files`."""
         self._call(self._inner.remove, path)
 
+    def sync_directory(self, path: str) -> None:
+        """See `Files`."""
+        self._call(self._inner.sync_directory, path)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """See `Files`."""
+        return self._call(self._inner.identity, path)
+
     def space(self, path: str) -> Space:
         """See `Files`."""
         return self._call(self._inner.space, path)

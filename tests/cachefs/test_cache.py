@@ -289,6 +289,7 @@ async def test_samples_are_known_at_once_after_a_refill(tmp_path: Path) -> None:
     reader = rig.cache.open(source)
 
     reader._reattach(reader._attachment)
+    rig.pool.drop((await reader.extent(0))[0])
 
     assert [len(index) for index in reader.samples(0, reader.extent_count)] == [whole]
     reader.close()

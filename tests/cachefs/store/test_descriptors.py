@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gpufeed.cachefs import layout
+from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.store.descriptors import Descriptors
 from gpufeed.cachefs.store.files import DiskFiles
 from gpufeed.cachefs.store.threads import DiskThreads
 from gpufeed.cachefs.testing.clock import ManualClock
+from gpufeed.cachefs.testing.shards import make_spec
+
+
+def made(name: str) -> ShardSpec:
+    return make_spec(int.from_bytes(name.encode()), 10)
 
 
 class Place:
@@ -18,8 +25,11 @@ class Place:
         self.descriptors = Descriptors(DiskFiles(), self.threads, limit=limit)
 
     async def borrow(self, name: str):
-        (self.path / name).touch()
-        shard = self.descriptors.borrow(name, str(self.path / name))
+        spec = made(name)
+        trailer = layout.pack_trailer(spec, [1], None)
+        header = layout.pack_header(spec, 4096, trailer, None)
+        (self.path / name).write_bytes(header + bytes(4096) + trailer)
+        shard = self.descriptors.borrow(spec.digest, str(self.path / name))
         await shard.opening
         return shard
 
@@ -46,7 +56,7 @@ async def test_readers_share_one_descriptor_and_a_lease_keeps_it(tmp_path: Path)
     place.descriptors.give_back(second, keep=True)
     assert place.open_count() == 1
 
-    place.descriptors.release("a")
+    place.descriptors.release(made("a").digest)
 
     assert place.open_count() == 0
     await place.close()
@@ -67,7 +77,7 @@ async def test_a_condemned_shards_descriptor_is_closed_by_its_last_reader(tmp_pa
     place = Place(tmp_path, 8)
     old, also_old = await place.borrow("a"), await place.borrow("a")
 
-    closed = place.descriptors.condemn("a")
+    closed = place.descriptors.condemn(made("a").digest)
     new = await place.borrow("a")
     assert new is not old
     place.descriptors.give_back(old, keep=True)

@@ -12,7 +12,7 @@ import pytest
 from store_rig import Rig
 
 from gpufeed.cachefs import layout
-from gpufeed.cachefs.errors import OperatorError, StorageError
+from gpufeed.cachefs.errors import IntegrityError, OperatorError, StorageError
 from gpufeed.cachefs.sampleindex import Member, SampleIndexBuilder
 from gpufeed.cachefs.store.directory import IDENTITY_NAME
 from gpufeed.cachefs.store.index import Index
@@ -32,12 +32,15 @@ def encoded() -> bytes:
     return builder.build().encode()
 
 
-async def with_shards(path: Path, count: int) -> list:
+async def with_shards(path: Path, count: int, *, crash: bool = False) -> list:
     rig = Rig(path)
     specs = [make_spec(number) for number in range(count)]
     for spec in specs:
         await rig.fill(spec, index=encoded())
-    await rig.close()
+    if crash:
+        await rig.crash()
+    else:
+        await rig.close()
     return specs
 
 
@@ -66,12 +69,12 @@ def damage_schema(index: Path) -> None:
     with lmdb.open(str(index), max_dbs=4) as env:
         meta = env.open_db(b"meta")
         with env.begin(write=True) as transaction:
-            transaction.put(b"schema", b"1999", db=meta)
+            transaction.put(b"schema", b"1", db=meta)
 
 
 def damage_record(index: Path) -> None:
     with lmdb.open(str(index), max_dbs=4) as env:
-        records = env.open_db(b"records")
+        records = env.open_db(b"shards")
         with env.begin(write=True) as transaction:
             transaction.put(bytes.fromhex(make_spec(0).digest), b"short", db=records)
 
@@ -89,8 +92,46 @@ async def test_the_index_is_rebuilt_from_the_files_alone(tmp_path: Path, damage)
     rig.check()
     for spec in specs:
         assert rig.store.lookup(spec.digest).sample_count == 1
-        assert rig.store.sample_index(spec.digest) == encoded()
+        assert await rig.store.sample_index(spec.digest) == encoded()
         assert await rig.read(spec) == content(spec)
+    await rig.close()
+
+
+@pytest.mark.parametrize("ending", ["clean", "crash", "clean, then damaged"])
+async def test_after_a_clean_end_the_files_are_not_even_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    (spec,) = await with_shards(tmp_path, 1, crash=ending == "crash")
+    if "damaged" in ending:
+        damage_record(tmp_path / "index")
+    listed: list[str] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))
+
+    rig = Rig(tmp_path)
+
+    assert len([path for path in listed if "shards" in str(path)]) == (
+        0 if ending == "clean" else 256
+    )
+    assert await rig.read(spec) == content(spec)
+    await rig.crash()
+    listed.clear()
+    rig = Rig(tmp_path)  # the mark is gone at once, not when it ends
+    assert listed
+    await rig.close()
+
+
+async def test_a_file_removed_after_a_clean_end_is_a_miss_when_it_is_read(tmp_path: Path) -> None:
+    gone, kept = await with_shards(tmp_path, 2)
+    (tmp_path / "shards" / gone.digest[:2] / gone.digest).unlink()
+
+    rig = Rig(tmp_path)
+    assert await rig.read(kept) == content(kept)
+    with pytest.raises(IntegrityError):
+        await rig.read(gone)
+    assert not rig.holds(gone)
+    await rig.fill(gone)
+    assert await rig.read(gone) == content(gone)
     await rig.close()
 
 
@@ -110,7 +151,7 @@ async def test_interrupted_fills_are_removed_and_committed_shards_kept(tmp_path:
 
 
 async def test_records_without_files_are_dropped(tmp_path: Path) -> None:
-    gone, kept = await with_shards(tmp_path, 2)
+    gone, kept = await with_shards(tmp_path, 2, crash=True)
     (tmp_path / "shards" / gone.digest[:2] / gone.digest).unlink()
 
     rig = Rig(tmp_path)
@@ -118,8 +159,7 @@ async def test_records_without_files_are_dropped(tmp_path: Path) -> None:
     assert (rig.holds(gone), rig.holds(kept)) == (False, True)
     await rig.close()
     index = Index(str(tmp_path / "index"))
-    assert [digest for digest, _, _ in index.digests()] == [kept.digest]
-    assert index.samples(gone.digest) is None
+    assert index.load().digests == [kept.digest]
     index.close()
 
 
@@ -144,7 +184,7 @@ async def test_a_file_without_a_record_and_with_a_wrong_description_is_removed(
 
 
 async def test_a_file_under_another_shards_name_is_not_adopted(tmp_path: Path) -> None:
-    (spec,) = await with_shards(tmp_path, 1)
+    (spec,) = await with_shards(tmp_path, 1, crash=True)
     path = tmp_path / "shards" / spec.digest[:2] / spec.digest
     path.rename(path.with_name(spec.digest[:-1] + ("0" if spec.digest[-1] != "0" else "1")))
 

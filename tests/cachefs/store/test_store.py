@@ -12,7 +12,13 @@ import pytest
 from store_rig import Rig
 
 from gpufeed.cachefs.config import StoreConfig
-from gpufeed.cachefs.errors import IntegrityError, ProtocolError, StorageError, UsageError
+from gpufeed.cachefs.errors import (
+    DiskLateError,
+    IntegrityError,
+    ProtocolError,
+    StorageError,
+    UsageError,
+)
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.sampleindex import Member, SampleIndexBuilder
 from gpufeed.cachefs.store import writer
@@ -85,7 +91,7 @@ async def test_a_committed_shard_reads_back_and_survives_a_restart(tmp_path: Pat
 
     rig = Rig(tmp_path)
     assert rig.store.lookup(spec.digest) == stored
-    assert rig.store.sample_index(spec.digest) == sample_index()
+    assert await rig.store.sample_index(spec.digest) == sample_index()
     assert await rig.read(spec) == content(spec)
     assert rig.metrics.get("nvme_read_bytes_total") == spec.size_bytes
     await rig.close()
@@ -115,30 +121,14 @@ async def test_without_a_path_nothing_is_kept() -> None:
     assert store.memory_only
     assert store.reserve(make_spec(1), wanted=nothing_wanted) is None
     assert store.lookup(make_spec(1).digest) is None
-    assert store.sample_index(make_spec(1).digest) is None
-    await store.set_sample_index(make_spec(1).digest, sample_index())
+    with pytest.raises(IntegrityError):
+        await store.sample_index(make_spec(1).digest)
     with pytest.raises(IntegrityError):
         await store.read_extent(make_spec(1).digest, 0, slot())
     await store.close()
 
 
-async def test_a_sample_index_can_be_attached_later(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    spec = make_spec(1)
-    await rig.fill(spec)
-    assert rig.store.sample_index(spec.digest) is None
-
-    await rig.store.set_sample_index(spec.digest, sample_index(7))
-    await rig.store.set_sample_index(make_spec(2).digest, sample_index(7))
-    await rig.close()
-
-    rig = Rig(tmp_path)
-    assert rig.store.lookup(spec.digest).sample_count == 7
-    assert rig.store.sample_index(spec.digest) == sample_index(7)
-    await rig.close()
-
-
-async def test_a_sample_index_without_room_is_left_out_and_the_shard_kept(tmp_path: Path) -> None:
+async def test_a_shard_without_room_for_its_sample_index_is_not_kept(tmp_path: Path) -> None:
     spec = make_spec(1)
     builder = SampleIndexBuilder()
     draw = random.Random(1)
@@ -146,11 +136,11 @@ async def test_a_sample_index_without_room_is_left_out_and_the_shard_kept(tmp_pa
         builder.add(draw.randbytes(12).hex(), [Member("jpg", draw.getrandbits(60), 5)])
     rig = Rig(tmp_path, capacity_bytes=spec.size_bytes + 100 * KIB)
 
-    stored = await rig.fill(spec, index=builder.build().encode())
+    with pytest.raises(StorageError, match=r"raise store\.capacity"):
+        await rig.fill(spec, index=builder.build().encode())
 
-    assert stored is not None
-    assert stored.sample_count is None
-    assert await rig.read(spec) == content(spec)
+    assert not rig.holds(spec)
+    assert rig.metrics.get("store_degraded") == 0
     await rig.close()
 
 
@@ -512,15 +502,15 @@ async def test_a_write_that_hangs_turns_the_cache_off_before_it_ends(
     monkeypatch.setattr(writer, "WRITE_LATE_S", 0.0)
     files = GatedFiles("write")
     rig = Rig(tmp_path, files=files)
-    task = asyncio.ensure_future(rig.fill(make_spec(1)))
-    await begun(files)
-    late = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.01, late.set)  # timers run in order
-    await late.wait()
+    reservation = rig.store.reserve(make_spec(1), wanted=nothing_wanted)
 
+    with pytest.raises(DiskLateError) as caught:
+        await rig.store.write_extent(reservation, 0, slot(b"x"), EXTENT_BYTES)
+
+    assert not caught.value.over.done()
     assert rig.metrics.get("store_degraded") == 1
     assert rig.store.reserve(make_spec(2), wanted=nothing_wanted) is None
     files.gate.set()
-
-    assert await task is not None
+    await rig.store.abort(reservation)
+    assert caught.value.over.done()
     await rig.close()
