@@ -199,9 +199,15 @@ class SampleIndexBuilder:
             self._size.append(member.size_bytes)
 
     def extend(self, index: SampleIndex) -> None:
-        """Append all samples of `index`."""
-        for ref in index:
-            self.add(ref.key, ref.members)
+        """Append all samples of `index`, whole columns at a time."""
+        keys, exts, members = len(self._keys), len(self._exts), len(self._offset)
+        self._keys += index._keys
+        self._exts += index._exts
+        self._key_end += (index._key_end.astype(np.int64) + keys).tolist()
+        self._first += (index._first.astype(np.int64) + members).tolist()
+        self._ext_end += (index._ext_end.astype(np.int64) + exts).tolist()
+        self._offset += index._offset.tolist()
+        self._size += index._size.tolist()
 
     def build(self, *, clear: bool = False) -> SampleIndex:
         """The index of what was added."""

@@ -50,6 +50,21 @@ def test_a_slice_is_the_same_samples(rows, data) -> None:
     ]
 
 
+@given(samples, samples, st.integers(0, 8))
+def test_an_index_that_is_appended_is_its_samples_one_by_one(before, rows, begin) -> None:
+    builder = SampleIndexBuilder()
+    index, refs = build(rows)
+    refs = refs[begin:]
+    _, first = build(before)
+    for ref in first:
+        builder.add(ref.key, ref.members)
+
+    builder.extend(index.slice(len(index) - len(refs), len(index)))
+    builder.add("last", (Member("jpg", 1, 2),))
+
+    assert list(builder.build()) == [*first, *refs, SampleRef("last", (Member("jpg", 1, 2),))]
+
+
 def test_the_encoded_form_is_pinned() -> None:
     index, _ = build([("k", [("jpg", 3)])])
 
