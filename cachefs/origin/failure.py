@@ -17,6 +17,7 @@ class FailureKind(enum.Enum):
 
     CONNECT = "no connection"
     CERTIFICATE = "certificate refused"
+    BINDING = "the network asked for cannot be used"
     IDLE_CLOSED = "kept connection was closed"
     LOST = "connection lost"
     STALL = "no progress"
@@ -24,6 +25,7 @@ class FailureKind(enum.Enum):
     WRONG_ANSWER = "answer does not fit the request"
     CHANGED = "another version of the object"
     STATUS = "error answer"
+    OVERTAKEN = "a second request was faster"
 
 
 @dataclass(frozen=True, slots=True)

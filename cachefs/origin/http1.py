@@ -152,7 +152,11 @@ class _Parser:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection; see the module's text. Made by `dial.connect`."""
+    """One connection; see the module's text. Made by `dial.connect`.
+
+    Attributes:
+        first_byte_s: when the head of the last answer had come, on the loop's clock.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stall_timeout_s: float) -> None:
         self._loop = loop
@@ -172,6 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         self._keep_alive = True
         self._exchanges_count = 0
         self._progress_s = 0.0
+        self.first_byte_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     # What the pool and the origin call.
@@ -212,8 +217,12 @@ class Connection(asyncio.BufferedProtocol):
             self._exchange, self._waiter, self._sink, self._parser = None, None, None, None
             self._exchanges_count += 1
 
-    def abort(self) -> None:
-        """Drop the connection; `wait_lost` says when it is gone."""
+    def abort(self, failure: Failure | None = None) -> None:
+        """Drop the connection; an exchange under way fails, with `failure` if it is given.
+
+        `wait_lost` says when it is gone.
+        """
+        self._failure = self._failure or failure
         self._abort()
 
     async def wait_lost(self) -> None:
@@ -295,6 +304,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._scratch_view[: len(rest)] = rest
                 self._head_bytes = len(rest)
                 continue
+            self.first_byte_s = self._loop.time()
             self._head, self._keep_alive = head, parser.keeps_alive()
             self._begin_body(head, memoryview(rest))
 

@@ -1,64 +1,188 @@
-"""The connections of one origin: how many, which to use again, who waits.
+"""One thread's connections to one origin: how many, which to use again, who waits for what.
 
-At most `connections_max` callers are inside `exchange` at a time; others wait in the order in which
-they came. The connection used last is used first: it is the likeliest to be alive, and has the
-widest congestion window. A kept connection that the peer closed meanwhile costs one try on a fresh
-one, which is not counted: nobody can tell it from a request that arrived as the door closed.
+A request waits, in this order: for the pace of prefetch, if it is one; for a place among the
+connections that are allowed at this moment (`places`: demand first); for its turn by the limits on
+requests and bytes a second. Only then does it count as under way.
 
-Lives on the engine's loop only.
+Prefetch is paced by admission, not by reading slowly: a connection that we do not read from goes on
+receiving until its window is full, megabytes later, so for parts of megabytes pausing saves nothing
+over asking later, and each pause would cost a timer. A burst is one part long.
+
+The connection used last is used first: it is the likeliest to be alive, and has the widest
+congestion window. A kept connection that the peer closed meanwhile costs one try on a fresh one,
+which is not counted: nobody can tell it from a request that arrived as the door closed. Kept
+connections to different endpoints (buckets) and those in use together never exceed the thread's
+share of `connections_max`; one is closed to make room for another endpoint's.
+
+Lives on one engine thread's loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 from gpufeed.cachefs.config import OriginConfig
-from gpufeed.cachefs.origin.dial import Endpoint, connect
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.origin.account import Account, Times, share
+from gpufeed.cachefs.origin.dial import Dialling, Endpoint, connect
 from gpufeed.cachefs.origin.failure import AttemptFailedError, FailureKind
 from gpufeed.cachefs.origin.http1 import Answer, Connection, Exchange
-from gpufeed.cachefs.origin.rate import TokenBucket
+from gpufeed.cachefs.origin.places import Places
 from gpufeed.cachefs.origin.tls import client_context
 
-# Kept connections to different endpoints (buckets) together never exceed connections_max; one is
-# closed to make room for another endpoint's.
+_NO_TIMES = Times(0.0, 0.0)
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One request's way through the pool.
+
+    Attributes:
+        size_bytes: of the body that is asked for, as far as that is known.
+        demand: somebody waits for it.
+        probe: how it ends decides whether its origin is back.
+        began: called when it has got its place.
+        sent: called each time that it goes out on a connection.
+        connection: where it is under way, as long as it is.
+        is_sent: whether it ever went out.
+        sent_at_s: when it went out last, on the loop's clock.
+        times: of its answer, once there is one.
+    """
+
+    size_bytes: int
+    demand: bool = True
+    probe: bool = False
+    began: Callable[[], None] | None = None
+    sent: Callable[[], None] | None = None
+    connection: Connection | None = None
+    is_sent: bool = False
+    sent_at_s: float = 0.0
+    times: Times = _NO_TIMES
 
 
 class ConnectionPool:
-    """See the top of the file."""
+    """See the top of the file.
 
-    def __init__(self, config: OriginConfig) -> None:
-        self._config = config
-        self._places = asyncio.Semaphore(config.connections_max)
+    Args:
+        config: timeouts, TLS, network.
+        account: the limits, shared by all threads.
+        thread_index: whose share of the connections this is.
+        threads_count: of how many.
+        metrics: for the gauges.
+    """
+
+    def __init__(
+        self,
+        config: OriginConfig,
+        account: Account,
+        metrics: Metrics,
+        *,
+        thread_index: int = 0,
+        threads_count: int = 1,
+    ) -> None:
+        self.account = account
+        self._metrics = metrics
+        self._ca_file = config.ca_file
+        self._dialling = Dialling(
+            connect_timeout_s=config.connect_timeout_s,
+            stall_timeout_s=config.stall_timeout_s,
+            interface=config.bind_interface,
+            address=config.bind_address,
+        )
+        self._open_max = share(config.connections_max, threads_count, thread_index)
+        self._places = Places(lambda: account.connections_count(thread_index))
         self._idle: dict[Endpoint, list[Connection]] = {}
         self._idle_count = 0
-        self._busy: set[Connection] = set()
+        self._under_way_count = 0
         self._tls: ssl.SSLContext | None = None
-        self._bucket = TokenBucket(config.requests_per_s_max, asyncio.get_running_loop().time())
 
-    async def exchange(self, endpoint: Endpoint, exchange: Exchange) -> Answer:
-        """One request and its answer on some connection.
+    async def exchange(
+        self, endpoint: Endpoint, make: Callable[[], Awaitable[Exchange]], ticket: Ticket
+    ) -> Answer:
+        """One request and its answer on some connection; `make` gives it when its turn has come.
 
         Raises:
             AttemptFailedError: no complete answer.
         """
-        async with self._places:
-            wait_s = self._bucket.reserve(asyncio.get_running_loop().time())
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            fresh = False
+        if self.account.paces_prefetch and not ticket.demand:
+            await self._pace(ticket)
+        if not self._places.try_take(demand=ticket.demand):
+            await self._waiting(self._places.take(demand=ticket.demand))
+        try:
+            if ticket.began is not None:
+                ticket.began()
+            await self._turn(ticket)
+            return await self._send(endpoint, await make(), ticket)
+        finally:
+            self._places.give()
+
+    # --- waiting ------------------------------------------------------------------------------
+
+    async def _pace(self, ticket: Ticket) -> None:
+        wait_s = self.account.prefetch_turn_s(ticket.size_bytes)
+        if wait_s > 0:
+            try:
+                await self._waiting(asyncio.sleep(wait_s))
+            except asyncio.CancelledError:
+                self.account.prefetch_missed(ticket.size_bytes)
+                raise
+
+    async def _turn(self, ticket: Ticket) -> None:
+        wait_s = self.account.turn_s(ticket.size_bytes)
+        if wait_s > 0:
+            try:
+                await self._waiting(asyncio.sleep(wait_s))
+            except asyncio.CancelledError:
+                self.account.turn_missed(ticket.size_bytes)
+                raise
+
+    async def _waiting(self, wait: Coroutine[Any, Any, None]) -> None:
+        self._metrics.add("origin_waiting")
+        try:
+            await wait
+        finally:
+            self._metrics.add("origin_waiting", -1)
+
+    # --- under way ----------------------------------------------------------------------------
+
+    async def _send(self, endpoint: Endpoint, exchange: Exchange, ticket: Ticket) -> Answer:
+        self._metrics.add("origin_in_flight")
+        self._under_way_count += 1
+        self.account.sent()
+        ticket.is_sent = True
+        fresh = False
+        try:
             while True:
                 connection, fresh = await self._take(endpoint, fresh=fresh)
-                self._busy.add(connection)
                 try:
-                    return await connection.exchange(exchange)
+                    return await self._use(connection, exchange, ticket)
                 except AttemptFailedError as error:
                     if fresh or error.failure.kind is not FailureKind.IDLE_CLOSED:
                         raise
                     fresh = True
                 finally:
-                    self._busy.discard(connection)
                     self._give_back(endpoint, connection)
+        finally:
+            self._under_way_count -= 1
+            self._metrics.add("origin_in_flight", -1)
+
+    async def _use(self, connection: Connection, exchange: Exchange, ticket: Ticket) -> Answer:
+        loop = asyncio.get_running_loop()
+        ticket.connection = connection
+        ticket.sent_at_s = loop.time()
+        if ticket.sent is not None:
+            ticket.sent()
+        try:
+            answer = await connection.exchange(exchange)
+        finally:
+            ticket.connection = None
+        first_s = connection.first_byte_s
+        ticket.times = Times(first_s - ticket.sent_at_s, loop.time() - first_s)
+        return answer
 
     async def _take(self, endpoint: Endpoint, *, fresh: bool) -> tuple[Connection, bool]:
         """A kept connection, or a new one (then True) if there is none or `fresh` asks for it."""
@@ -69,23 +193,15 @@ class ConnectionPool:
             if connection.reusable:
                 return connection, False
         self._make_room()
-        config = self._config
-        connection = await connect(
-            endpoint,
-            connect_timeout_s=config.connect_timeout_s,
-            stall_timeout_s=config.stall_timeout_s,
-            tls=self._tls_context() if endpoint.tls else None,
-        )
-        return connection, True
+        tls = self._tls_context() if endpoint.tls else None
+        return await connect(endpoint, self._dialling, tls), True
 
     def _make_room(self) -> None:
-        if self._idle_count + len(self._busy) < self._config.connections_max:
-            return
+        """The new connection will be that of a request that counts as under way already."""
         for shelf in self._idle.values():
-            if shelf:
+            while shelf and self._idle_count + self._under_way_count > self._open_max:
                 shelf.pop(0).abort()
                 self._idle_count -= 1
-                return
 
     def _give_back(self, endpoint: Endpoint, connection: Connection) -> None:
         if connection.reusable:
@@ -94,12 +210,12 @@ class ConnectionPool:
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
-            self._tls = client_context(self._config.ca_file)
+            self._tls = client_context(self._ca_file)
         return self._tls
 
     async def close(self) -> None:
-        """Close every connection."""
-        connections = [c for shelf in self._idle.values() for c in shelf] + list(self._busy)
+        """Close every connection; no request is under way."""
+        connections = [connection for shelf in self._idle.values() for connection in shelf]
         self._idle.clear()
         self._idle_count = 0
         for connection in connections:

@@ -15,7 +15,7 @@ from gpufeed.cachefs.errors import (
     UsageError,
 )
 from gpufeed.cachefs.metrics import Metrics
-from gpufeed.cachefs.origin import engine as engine_module
+from gpufeed.cachefs.origin import thread as thread_module
 from gpufeed.cachefs.origin.engine import OriginEngine
 from gpufeed.cachefs.testing.faulty_origin import FaultyOrigin, OriginFault
 from gpufeed.cachefs.testing.memory_origin import MemoryOrigin
@@ -160,7 +160,7 @@ async def test_half_a_key_pair_in_the_options_is_refused(engine):
 
 
 async def test_too_many_sets_of_options_are_refused(engine, monkeypatch):
-    monkeypatch.setattr(engine_module, "ORIGINS_MAX", 2)
+    monkeypatch.setattr(thread_module, "ORIGINS_MAX", 2)
     await engine.head(URL)
     await engine.head(URL, {"region": "a"})
     with pytest.raises(UsageError, match="2 different"):

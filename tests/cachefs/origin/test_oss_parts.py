@@ -191,7 +191,7 @@ def test_a_listing_is_decoded():
 
 
 def judge(failure: Failure, *, attempts: int = 0, now_s: float = 0.0):
-    retrier = Retrier("GET x", 3, 100.0, random.Random(1), attempts=attempts)
+    retrier = Retrier("GET x", 3, random.Random(1), 100.0, attempts=attempts)
     return retrier.judge(failure, now_s)
 
 
@@ -234,8 +234,8 @@ def test_what_may_pass_is_tried_again_until_the_retries_or_the_time_are_spent(fa
         (status(403, "InvalidAccessKeyId"), AccessDeniedError, "check origin.key"),
         (status(403, "SignatureDoesNotMatch"), AccessDeniedError, "belongs to origin.key"),
         (status(412, "PreconditionFailed"), ShardChangedError, "told"),
-        (status(416, "InvalidRange"), OperatorError, "InvalidRange"),
-        (status(301), OperatorError, "refused"),
+        (status(416, "InvalidRange"), ShardChangedError, "InvalidRange"),
+        (status(301), OperatorError, "sends us elsewhere"),
         (Failure(FailureKind.CERTIFICATE, "expired"), OperatorError, "CA"),
     ],
 )
@@ -250,14 +250,14 @@ def test_what_cannot_pass_is_raised_at_once(failure, error, text):
     [("SecurityTokenExpired", "credentials"), ("RequestTimeTooSkewed", "clock")],
 )
 def test_credentials_and_clock_are_repaired_once(code, repair):
-    retrier = Retrier("GET x", 0, 100.0, random.Random(1))
+    retrier = Retrier("GET x", 0, random.Random(1), 100.0)
     assert retrier.judge(status(403, code), 0.0) == Again(0.0, repair)
     assert isinstance(retrier.judge(status(403, code), 0.0), AccessDeniedError)
 
 
 def test_back_off_doubles_with_jitter_up_to_a_cap_and_obeys_the_service(monkeypatch):
     monkeypatch.setattr(retry, "BASE_S", 0.1)
-    retrier = Retrier("GET x", 100, 1e9, random.Random(1))
+    retrier = Retrier("GET x", 100, random.Random(1), 1e9)
     delays = [retrier.judge(status(503), 0.0).delay_s for _ in range(10)]
     for i, delay in enumerate(delays):
         full = min(retry.CAP_S, 0.1 * 2**i)

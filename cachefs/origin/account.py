@@ -1,0 +1,387 @@
+"""What all engine threads know together about one origin: limits, health, what is usual there.
+
+A service counts requests and bytes by account, so everything reached at one endpoint with one
+access key shares one `Account`, whichever thread or bucket it is for. The decisions are made by
+pure machines (`limits`, `health`, `hedge`, `rate`); this file guards them with a lock, tells them
+the time, keeps the metrics and the log, and lets those wait who may not ask an origin that is down.
+
+Invariants: where somebody waits, there is a probe under way, whose end wakes the next, or a timer
+for it. The connection limit is divided among the threads, at least one each.
+
+Threads: any. The lock is held for arithmetic only, never across an await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpufeed.cachefs.clock import Clock, SystemClock
+from gpufeed.cachefs.config import OriginConfig
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.origin.failure import Failure, FailureKind
+from gpufeed.cachefs.origin.health import OriginHealth
+from gpufeed.cachefs.origin.hedge import HedgePolicy, Progress
+from gpufeed.cachefs.origin.limits import AdaptiveLimits, Limit, Maxima, Sign
+from gpufeed.cachefs.origin.rate import TokenBucket
+
+_LOG = logging.getLogger("gpufeed.origin")
+# Later than the moment that it is set for, lest rounding wakes somebody too early.
+PROBE_SLACK_S = 0.005
+# How an attempt fails at an origin that is down; an answer is judged by its status.
+_DOWN_KINDS = frozenset(
+    {FailureKind.CONNECT, FailureKind.LOST, FailureKind.STALL, FailureKind.MALFORMED}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When an answered request's first byte came, and its last after that, in seconds."""
+
+    first_byte_s: float
+    body_s: float
+
+
+class Account:
+    """See the top of the file.
+
+    Args:
+        name: of the origin, for the log.
+        config: the hard limits.
+        metrics: for the gauges.
+        threads_count: among how many threads connections are divided.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: OriginConfig,
+        metrics: Metrics,
+        *,
+        threads_count: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self._metrics = metrics
+        self._threads_count = threads_count
+        self._clock = clock or SystemClock()
+        now_s = self._clock.monotonic_s()
+        self._lock = threading.Lock()
+        self._maxima = Maxima(
+            connections_count=config.connections_max,
+            requests_per_s=config.requests_per_s_max,
+            bytes_per_s=config.bytes_per_s_max or math.inf,
+        )
+        self._limits = AdaptiveLimits(self._maxima, now_s)
+        self._requests = TokenBucket(config.requests_per_s_max, now_s)
+        self._bytes = TokenBucket(config.bytes_per_s_max, now_s) if config.bytes_per_s_max else None
+        pace = config.prefetch_bytes_per_s_max
+        self._prefetch = TokenBucket(pace, now_s) if pace else None
+        self._hedges = HedgePolicy(config.hedge_ratio_max)
+        self._health = OriginHealth(now_s)
+        self._in_flight_count = 0
+        self._was_cut = False
+        self._shown = dict.fromkeys(_GAUGES, 0.0)
+        self._parked: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self._timer_set = False
+        self._last_failure = ""
+        with self._lock:
+            self._apply(now_s)
+
+    # --- limits -------------------------------------------------------------------------------
+
+    def connections_count(self, thread_index: int) -> int:
+        """How many of the connections allowed at this moment are thread number so-and-so's."""
+        if not self._limits.connections.is_cut:
+            allowed = self._maxima.connections_count
+        else:
+            with self._lock:
+                allowed = int(self._limits.connections.value(self._clock.monotonic_s()))
+        return share(allowed, self._threads_count, thread_index)
+
+    def turn_s(self, size_bytes: int) -> float:
+        """Take a place for a request of so many bytes; how many seconds until its turn."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._was_cut:
+                self._apply(now_s)
+            wait_s = self._requests.reserve(now_s)
+            if self._bytes is not None:
+                wait_s = max(wait_s, self._bytes.reserve(now_s, size_bytes))
+            return wait_s
+
+    def turn_missed(self, size_bytes: int) -> None:
+        """Whoever had a place by `turn_s` went away before its turn."""
+        with self._lock:
+            self._requests.refund(1.0)
+            if self._bytes is not None:
+                self._bytes.refund(size_bytes)
+
+    @property
+    def paces_prefetch(self) -> bool:
+        """Whether `prefetch_turn_s` means anything."""
+        return self._prefetch is not None
+
+    def prefetch_turn_s(self, size_bytes: int) -> float:
+        """As `turn_s`, for the pace of prefetch."""
+        assert self._prefetch is not None, "prefetch is not paced"
+        with self._lock:
+            return self._prefetch.reserve(self._clock.monotonic_s(), size_bytes)
+
+    def prefetch_missed(self, size_bytes: int) -> None:
+        """As `turn_missed`, for the pace of prefetch."""
+        assert self._prefetch is not None, "prefetch is not paced"
+        with self._lock:
+            self._prefetch.refund(size_bytes)
+
+    def _apply(self, now_s: float) -> None:
+        """Deal by the limits of this moment, and show them."""
+        limits = self._limits
+        requests_per_s = limits.requests_per_s.value(now_s)
+        self._requests.set_rate(requests_per_s, now_s)
+        bytes_per_s = limits.bytes_per_s.value(now_s)
+        if math.isinf(bytes_per_s):
+            self._bytes = None
+        elif self._bytes is None:
+            self._bytes = TokenBucket(bytes_per_s, now_s)
+        else:
+            self._bytes.set_rate(bytes_per_s, now_s)
+        self._was_cut = limits.is_cut
+        self._show(
+            int(limits.connections.value(now_s)),
+            requests_per_s,
+            0.0 if math.isinf(bytes_per_s) else bytes_per_s,
+        )
+
+    def _show(self, *values: float) -> None:
+        for name, value in zip(_GAUGES, values, strict=True):
+            if value != self._shown[name]:
+                self._metrics.add(name, value - self._shown[name])
+                self._shown[name] = value
+
+    # --- what attempts teach ------------------------------------------------------------------
+
+    def sent(self) -> None:
+        """A request goes out; `answered`, `failed` or `given_up` follows."""
+        with self._lock:
+            self._in_flight_count += 1
+            self._limits.sent(self._clock.monotonic_s())
+
+    def answered(
+        self, times: Times, size_bytes: int, status: int, *, sign: Sign | None, probe: bool
+    ) -> None:
+        """A request was answered, with what was asked for or with an error."""
+        down = status >= 500 or status == 429
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            at_once_count = self._in_flight_count
+            self._in_flight_count -= 1
+            limits = self._limits
+            limits.received(size_bytes, now_s)
+            if limits.answered(times.first_byte_s, at_once_count, now_s):
+                self._note_cut(Sign.LATENCY, now_s)
+            if sign is not None and limits.told(sign, at_once_count, now_s):
+                self._note_cut(sign, now_s)
+            if status < 300:
+                self._hedges.finished(times.first_byte_s, times.body_s, size_bytes)
+            if not down:
+                self._succeeded(now_s)
+        if down:
+            self._failed(f"HTTP {status}", probe=probe)
+
+    def _note_cut(self, sign: Sign, now_s: float) -> None:
+        limits = self._limits
+        self._apply(now_s)
+        cut: Limit = {
+            Sign.REQUESTS: limits.requests_per_s,
+            Sign.BANDWIDTH: limits.bytes_per_s,
+            Sign.HELD_BACK: limits.bytes_per_s,
+        }.get(sign, limits.connections)
+        _LOG.info("%s: %s; the limit is %.0f for now", self.name, sign.value, cut.value(now_s))
+
+    def failed(self, failure: Failure, *, probe: bool) -> None:
+        """A request that was sent had no answer, or none that we could take."""
+        if failure.kind not in _DOWN_KINDS:
+            self.given_up(probe=probe, sent=True)
+            return
+        with self._lock:
+            self._in_flight_count -= 1
+        self._failed(str(failure), probe=probe)
+
+    def _failed(self, what: str, *, probe: bool) -> None:
+        with self._lock:
+            self._last_failure = what
+            degraded = self._health.failed(self._clock.monotonic_s(), probe=probe)
+            if degraded:
+                self._metrics.add("origin_degraded")
+                _LOG.warning(
+                    "%s does not answer (last: %s); it is probed from time to time until it does",
+                    self.name, what,
+                )  # fmt: skip
+            self._set_timer()
+
+    def given_up(self, *, probe: bool, sent: bool) -> None:
+        """An attempt ended without a verdict on the origin: cancelled, or no fault of its."""
+        with self._lock:
+            if sent:
+                self._in_flight_count -= 1
+            if probe:
+                self._health.probe_ended(self._clock.monotonic_s())
+        if probe:
+            self._wake_one()
+
+    def _succeeded(self, now_s: float) -> None:
+        since_s = self._health.since_s
+        if not self._health.succeeded(now_s):
+            return
+        self._metrics.add("origin_degraded", -1)
+        _LOG.warning("%s answers again, after %.1f s", self.name, now_s - since_s)
+        parked, self._parked = self._parked, {}
+        for future, loop in parked.items():
+            with contextlib.suppress(RuntimeError):  # its loop has ended, and so has who waited
+                loop.call_soon_threadsafe(self._wake, future)
+
+    # --- waiting for an origin that is down ---------------------------------------------------
+
+    @property
+    def trouble(self) -> str:
+        """For messages: what is wrong with the origin at the moment; empty if nothing is."""
+        with self._lock:
+            if self._health.state == "healthy":
+                return ""
+            down_s = self._clock.monotonic_s() - self._health.since_s
+            return f"it has not answered for {down_s:.0f} s, last with {self._last_failure}"
+
+    async def admitted(self, waits: Callable[[], None]) -> bool:
+        """Wait until an attempt may go out. True: it is the probe, and its end must be told.
+
+        `waits` is called before a wait, if there is one.
+        """
+        # Read without the lock: who comes just as an origin fails is one attempt more, no harm.
+        if self._health.state == "healthy":
+            return False
+        waits()
+        while True:
+            with self._lock:
+                admission = self._health.admit(self._clock.monotonic_s())
+                if admission != "wait":
+                    return admission == "probe"
+                loop = asyncio.get_running_loop()
+                future: asyncio.Future[None] = loop.create_future()
+                self._parked[future] = loop
+                self._set_timer()
+            await self._woken(future)
+
+    async def _woken(self, future: asyncio.Future[None]) -> None:
+        self._metrics.add("origin_waiting")
+        try:
+            await future
+        except asyncio.CancelledError:
+            with self._lock:
+                self._parked.pop(future, None)
+            if future.done() and not future.cancelled():
+                self._wake_one()  # the turn was ours, and we do not take it
+            raise
+        finally:
+            self._metrics.add("origin_waiting", -1)
+
+    def _set_timer(self) -> None:
+        """See to it that somebody probes when the time has come. The lock is held."""
+        if self._timer_set or not self._parked or self._health.state != "degraded":
+            return
+        self._timer_set = True
+        after_s = self._health.probe_at_s - self._clock.monotonic_s() + PROBE_SLACK_S
+        asyncio.get_running_loop().call_later(max(0.0, after_s), self._probe_is_due)
+
+    def _probe_is_due(self) -> None:
+        with self._lock:
+            self._timer_set = False
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Let the one who has waited longest look again."""
+        while True:
+            with self._lock:
+                if not self._parked:
+                    return
+                future = next(iter(self._parked))
+                loop = self._parked.pop(future)
+            try:
+                loop.call_soon_threadsafe(self._wake, future)
+            except RuntimeError:  # its loop has ended, and so has who waited
+                continue
+            return
+
+    def _wake(self, future: asyncio.Future[None]) -> None:
+        if future.done():
+            self._wake_one()  # it has gone; the turn is the next one's
+        else:
+            future.set_result(None)
+
+    # --- hedges -------------------------------------------------------------------------------
+
+    def late_s(self, size_bytes: int) -> float | None:
+        """See `HedgePolicy.late_s`."""
+        with self._lock:
+            return self._hedges.late_s(size_bytes)
+
+    def judge(self, progress: Progress, checks_count: int) -> float:
+        """See `HedgePolicy.judge`."""
+        with self._lock:
+            return self._hedges.judge(progress, checks_count)
+
+    def hedge_unsent(self) -> None:
+        """See `HedgePolicy.refund`."""
+        with self._lock:
+            self._hedges.refund()
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Take its share out of the gauges; no call is under way."""
+        with self._lock:
+            self._show(0.0, 0.0, 0.0)
+            if self._health.state != "healthy":
+                self._metrics.add("origin_degraded", -1)
+
+
+_GAUGES = ("origin_connections_limit", "origin_requests_per_s_limit", "origin_bytes_per_s_limit")
+
+
+def share(total: int, parts: int, index: int) -> int:
+    """Part number `index` of `total`, as even as it can be; at least one."""
+    return max(1, total // parts + (1 if index < total % parts else 0))
+
+
+class AccountBook:
+    """The accounts of an engine, by endpoint and access key. Threads: any."""
+
+    def __init__(self, metrics: Metrics, threads_count: int) -> None:
+        self._metrics = metrics
+        self._threads_count = threads_count
+        self._lock = threading.Lock()
+        self._accounts: dict[tuple[str, str], Account] = {}
+
+    def account(self, config: OriginConfig) -> Account:
+        """The one that this configuration belongs to."""
+        key = (config.endpoint, config.key)
+        with self._lock:
+            found = self._accounts.get(key)
+            if found is None:
+                found = self._accounts[key] = Account(
+                    config.endpoint, config, self._metrics, threads_count=self._threads_count
+                )
+            return found
+
+    def close(self) -> None:
+        """Close them all."""
+        with self._lock:
+            for account in self._accounts.values():
+                account.close()
+            self._accounts.clear()
