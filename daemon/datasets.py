@@ -85,6 +85,13 @@ class Datasets:
             task.add_done_callback(lambda _: self._opening.pop(wanted, None))
         return await asyncio.shield(task)
 
+    async def close(self) -> None:
+        """Give up what is being listed: it outlives the sessions that asked for it."""
+        tasks = list(self._opening.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def counts(self, dataset: OpenDataset) -> list[int]:
         """Samples of each shard, -1 where not known yet."""
         return [self._count(source) for source in dataset.sources]

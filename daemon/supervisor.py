@@ -97,6 +97,7 @@ async def running(
             engine, store, extent_bytes=extent_bytes,
             allow=ALLOW_ALL if embedded else settings.daemon.allow,
         )  # fmt: skip
+        stack.push_async_callback(datasets.close)
         server = SessionServer(
             cache, datasets, book, clock=clock, sessions_max=settings.daemon.sessions_max
         )

@@ -1,0 +1,66 @@
+"""Opening datasets: what is asked for outlives whoever asked, but not the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from gpufeed.cachefs.clock import SystemClock
+from gpufeed.cachefs.config import StoreConfig
+from gpufeed.cachefs.errors import NotFoundError
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.model import ObjectInfo
+from gpufeed.cachefs.store.store import ShardStore
+from gpufeed.daemon.datasets import Datasets, Wanted
+
+WANTED = Wanted(urls=("oss://bucket/a.tar",))
+
+
+class HeldEngine:
+    """Answers no HEAD until it is told to, and then that there is nothing."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.answer = asyncio.Event()
+        self.heads_count = 0
+
+    async def head(self, url: str, options: Mapping[str, str] | None = None) -> ObjectInfo:
+        self.heads_count += 1
+        self.asked.set()
+        await self.answer.wait()
+        raise NotFoundError(f"{url} does not exist")
+
+
+@pytest.fixture
+def engine() -> HeldEngine:
+    return HeldEngine()
+
+
+@pytest.fixture
+def datasets(engine: HeldEngine) -> Datasets:
+    store = ShardStore.open(
+        StoreConfig(), extent_bytes=1 << 20, metrics=Metrics(), clock=SystemClock()
+    )
+    return Datasets(engine, store, allow=("oss://",), extent_bytes=1 << 20)
+
+
+async def test_sessions_that_ask_for_the_same_share_one_answer(datasets, engine) -> None:
+    asking = [asyncio.ensure_future(datasets.open(WANTED)) for _ in range(3)]
+    await engine.asked.wait()
+    engine.answer.set()
+    outcomes = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [NotFoundError] * 3
+    assert engine.heads_count == 1
+
+
+async def test_closing_ends_what_is_still_being_listed(datasets, engine) -> None:
+    asking = asyncio.ensure_future(datasets.open(WANTED))
+    await engine.asked.wait()
+    asking.cancel()
+    before = asyncio.all_tasks()
+    await datasets.close()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert len(before) > 1
