@@ -68,12 +68,16 @@ class ChaosDaemon:
 
     def reap(self) -> list[str]:
         """Its log, once it is dead."""
-        if self._ready_fd >= 0:
-            os.close(self._ready_fd)
-            self._ready_fd = -1
+        self.close_ready()
         lines = self.log.finish()
         assert not any("Traceback" in line for line in lines), "\n".join(lines)
         return lines
+
+    def close_ready(self) -> None:
+        """Nobody waits for the ready line any more."""
+        if self._ready_fd >= 0:
+            os.close(self._ready_fd)
+            self._ready_fd = -1
 
 
 class ChaosNode(Node):

@@ -18,7 +18,7 @@ from gpufeed.cachefs.client import ExtentEvent, Session
 from gpufeed.cachefs.errors import DaemonUnavailableError
 
 LEAVES_EARLY_RATIO = 0.1
-PULSE_S_MAX = 60.0
+WAIT_S_MAX = 60.0
 
 
 class _GoneError(Exception):
@@ -38,7 +38,7 @@ class Readers:
         self._leaves_early_ratio = leaves_early_ratio
         self._stopping = threading.Event()
         self._errors: list[BaseException] = []
-        self._lock = threading.Lock()
+        self._moved = threading.Condition()
         self.extents = 0
         self.shards = 0
         self._threads = [
@@ -56,8 +56,9 @@ class Readers:
         except DaemonUnavailableError:
             return
         except BaseException as error:  # the thread's end: it is raised by `stop`
-            with self._lock:
+            with self._moved:
                 self._errors.append(error)
+                self._moved.notify_all()
 
     def _read(self, session: Session, draw: random.Random) -> None:
         urls = draw.sample(sorted(self._truth), draw.randint(1, self._shards_max))
@@ -67,8 +68,9 @@ class Readers:
         def watch(_: ExtentEvent) -> None:
             nonlocal seen
             seen += 1
-            with self._lock:
+            with self._moved:
                 self.extents += 1
+                self._moved.notify_all()
             if seen == leaves_after:
                 raise _GoneError
 
@@ -78,8 +80,17 @@ class Readers:
             )
         except _GoneError:
             return
-        with self._lock:
+        with self._moved:
             self.shards += len(urls)
+
+    def wait_extents(self, count: int) -> None:
+        """Until so many more extents have come, to all of them together."""
+        aim = self.extents + count
+        with self._moved:
+            there = self._moved.wait_for(lambda: self.extents >= aim or self._errors, WAIT_S_MAX)
+        if self._errors:
+            raise self._errors[0]
+        assert there, f"nothing for {WAIT_S_MAX} s, after {self.extents} extents"
 
     def stop(self) -> None:
         """Let them finish what they read, wait for them.
@@ -143,10 +154,10 @@ class Pulse:
 
     def _wait(self, is_there: Callable[[], bool]) -> None:
         with self._moved:
-            there = self._moved.wait_for(lambda: is_there() or self._error, PULSE_S_MAX)
+            there = self._moved.wait_for(lambda: is_there() or self._error, WAIT_S_MAX)
             if self._error is not None:
                 raise self._error
-            assert there, f"nothing for {PULSE_S_MAX} s, after {len(self.times_s)} extents"
+            assert there, f"nothing for {WAIT_S_MAX} s, after {len(self.times_s)} extents"
 
     def longest_gap_s(self, since_s: float) -> float:
         """The longest time without an extent that ended after `since_s`."""

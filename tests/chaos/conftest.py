@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -12,21 +11,10 @@ from pathlib import Path
 
 import pytest
 
+# Test folders are no packages; helpers lie beside the tests that use them.
 HERE = Path(__file__).parent
-
-
-def _load(name: str, path: Path) -> None:
-    """Test folders are no packages; helpers are loaded by their path, once."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-
-
-_load("node", HERE.parent / "integration" / "node.py")
-for _name in ("chaos_data", "chaos_log", "chaos_disk", "chaos_shim", "chaos_node", "chaos_readers"):
-    _load(_name, HERE / f"{_name}.py")
+for _folder in (HERE, HERE.parent / "integration"):
+    sys.path.insert(0, str(_folder))
 
 
 @pytest.fixture

@@ -14,12 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from chaos_data import put_shards, read_checked
 from chaos_disk import DiskWatch, index_bytes, shard_files, used_bytes
-from chaos_log import Ledger
 from chaos_readers import Readers
+from chaos_siege import Siege
 
-from gpufeed.cachefs.client import Session
 from gpufeed.cachefs.units import MIB
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
@@ -28,7 +26,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 SEEDS = (20, 21, 22, 23)
 KILLS = 50
 READERS = 3
-SHARDS = 24
 CAPACITY_BYTES = 20 * MIB
 DISK_BYTES = 128 * MIB
 # What the file system itself may take beside the files: maps of extents, grown directories.
@@ -41,44 +38,13 @@ MOMENTS = ("start", "idle", "load", "load", "load", "load", "committing", "commi
            "evicted", "evicted")  # fmt: skip
 
 
-class Siege:
-    """The daemon's directory over all kills, and what they hit."""
+class Kills(Siege):
+    """A siege by kill -9."""
 
     def __init__(self, chaos, disk: Path, seed: int) -> None:
-        self.chaos = chaos
-        self.seed = seed
-        self.disk = disk
-        self.cache = disk / "cache"
-        self.truth = put_shards(chaos.bucket, SHARDS, seed=seed)
-        self.ledger = Ledger()
+        super().__init__(chaos, disk / "cache", capacity_bytes=CAPACITY_BYTES, seed=seed)
         self.landed: collections.Counter[str] = collections.Counter()
-        self.baseline_bytes = 0
-        self.served_after_kill = 0
         self.read_shards = 0
-
-    def launch(self):
-        return self.chaos.launch(
-            GPUFEED_STORE_PATH=str(self.cache), GPUFEED_STORE_CAPACITY_BYTES=str(CAPACITY_BYTES)
-        )
-
-    def check_start(self, daemon) -> None:
-        """What was committed is there and right, and there is nothing else."""
-        assert daemon.is_ready(60)
-        urls = self.ledger.urls()
-        self.chaos.standin.reset()
-        if urls:
-            with Session.connect(self.chaos.socket) as session:
-                outcome = read_checked(session, self.truth, urls)
-            assert outcome.bytes_from("origin") == 0, f"fetched again: {outcome.tiers}"
-        kinds = self.chaos.standin.counters()["requests_by_kind"]
-        assert "get" not in kinds, f"committed shards were asked for again: {kinds}"
-        self.served_after_kill += len(urls)
-        status = daemon.settled(sessions=0, fills_in_flight=0, arena_leased_slots=0)
-        files = shard_files(self.cache)
-        assert not [name for name in files if name.endswith(".tmp")]
-        assert len(files) == status["store_resident_shards"]
-        assert sum(files.values()) == status["store_resident_bytes"] <= CAPACITY_BYTES
-        assert status["store_reserved_bytes"] == 0
 
     def interrupted(self, was_ready: bool) -> set[str]:
         """What the kill landed in."""
@@ -128,15 +94,16 @@ class Siege:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_killed_at_random_moments_it_loses_and_invents_nothing(chaos, mounted, seed) -> None:
-    siege = Siege(chaos, mounted("ext4", DISK_BYTES), seed)
+    disk = mounted("ext4", DISK_BYTES)
+    siege = Kills(chaos, disk, seed)
     chaos.standin.set_scenario({"seed": seed, "first_byte_ms": 3, "mb_per_s_total": 150})
     first = siege.launch()
     assert first.is_ready(60)
     # With all folders made and nothing stored.
-    siege.baseline_bytes = used_bytes(siege.disk) - index_bytes(siege.cache)
+    baseline_bytes = used_bytes(disk) - index_bytes(siege.cache)
     first.end()
 
-    with DiskWatch(siege.disk) as watch:
+    with DiskWatch(disk) as watch:
         for number in range(KILLS):
             siege.one(number)
         last = siege.launch()
@@ -144,13 +111,13 @@ def test_killed_at_random_moments_it_loses_and_invents_nothing(chaos, mounted, s
         last.end()
 
     index = index_bytes(siege.cache)
-    used = watch.peak_bytes - siege.baseline_bytes - index
+    used = watch.peak_bytes - baseline_bytes - index
     print(
-        f"\n{KILLS} kills landed in {dict(siege.landed)}; {siege.served_after_kill} committed "
+        f"\n{KILLS} kills landed in {dict(siege.landed)}; {siege.served_count} committed "
         f"shards served without a request, {siege.read_shards} read under load; at most {used} of "
         f"{CAPACITY_BYTES} bytes taken ({watch.samples} samples), index {index} bytes"
     )
     assert used <= CAPACITY_BYTES + OVERHEAD_BYTES
     short = {what: siege.landed[what] for what, n in LANDED_MIN.items() if siege.landed[what] < n}
     assert not short, f"too few kills landed in {short}: the run proves nothing about those"
-    assert siege.served_after_kill >= KILLS
+    assert siege.served_count >= KILLS
