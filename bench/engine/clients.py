@@ -36,12 +36,14 @@ class Setting:
         part_bytes: length of one request.
         connections: requests under way at once.
         directory: scratch of this engine alone, on the disk that is measured.
+        socket_path: where a daemon may listen; disks may be mounted too deep for that.
     """
 
     source: Source
     part_bytes: int
     connections: int
     directory: str
+    socket_path: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,7 +242,7 @@ def daemon_settings(setting: Setting) -> Settings:
             path=str(directory / "store"), capacity_bytes=capacity_needed(setting.source)
         ),
         arena=ArenaConfig(size_bytes=ARENA_BYTES, extent_bytes=EXTENT_BYTES),
-        daemon=DaemonConfig(socket_path=str(directory / "s"), http_port=-1),
+        daemon=DaemonConfig(socket_path=setting.socket_path, http_port=-1),
     )
 
 

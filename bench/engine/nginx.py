@@ -28,7 +28,7 @@ READY_TIMEOUT_S = 20.0
 BACKLOG = 512
 _DIRECTORIES = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 # Debian puts it where a user's PATH does not lead.
-_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 # Pinned from its first instruction on.
 _PINNED = (
     "import os, sys\n"
@@ -44,7 +44,7 @@ def find_nginx() -> str:
     Raises:
         OperatorError: it is not installed.
     """
-    found = shutil.which("nginx", path=_PATH)
+    found = shutil.which("nginx", path=SEARCH_PATH)
     if found is None:
         raise OperatorError(
             "nginx is not installed, and no Python server is fast enough to measure against; "

@@ -39,7 +39,7 @@ from gpufeed.bench.fingerprint import fingerprint
 from gpufeed.bench.interrupts import interruptible, to_the_end
 from gpufeed.bench.progress import Progress
 from gpufeed.bench.runner import REPEATS_MAX, child_environment
-from gpufeed.bench.workplace import require_free, workplace
+from gpufeed.bench.workplace import Workplace, require_free, workplace
 from gpufeed.cachefs.errors import StorageError, UsageError, WorkerError
 from gpufeed.cachefs.units import GIB, KIB, MIB, format_bytes
 
@@ -129,10 +129,16 @@ def run(options: EngineOptions, progress: Progress) -> report.Result:
         objects = _objects(place.run_dir / "objects", options.size_bytes, progress)
         nginx, endpoint = start_nginx(family, place.run_dir / "objects", objects, cpus.server)
         bench = _Bench(
-            options, family, Source(endpoint=endpoint, objects=objects), cpus, nginx, progress
+            options,
+            place,
+            family,
+            Source(endpoint=endpoint, objects=objects),
+            cpus,
+            nginx,
+            progress,
         )
-        bench.make_hosts(place.run_dir)
-        runs = bench.rounds(names, place.run_dir, disk)
+        bench.make_hosts()
+        runs = bench.rounds(names, disk)
         settings = bench.settings(disk)
         settings["environment"] = fingerprint(disk)
     return report.assemble(runs, settings, skipped)
@@ -180,6 +186,7 @@ class _Bench:
     def __init__(
         self,
         options: EngineOptions,
+        place: Workplace,
         family: Family,
         source: Source,
         cpus: Cpus,
@@ -187,19 +194,19 @@ class _Bench:
         progress: Progress,
     ) -> None:
         self._options = options
+        self._place = place
         self._family = family
         self._source = source
         self._cpus = cpus
         self._nginx = nginx
         self._progress = progress
-        self._hosts = Path()
+        self._hosts = place.run_dir / "hosts"
 
-    def make_hosts(self, directory: Path) -> None:
+    def make_hosts(self) -> None:
         """Where the vendor's host name leads here, for the engines that insist on it."""
-        self._hosts = directory / "hosts"
         self._hosts.write_text(f"127.0.0.1 localhost {VENDOR_HOST} {BUCKET}.{VENDOR_HOST}\n")
 
-    def rounds(self, names: Sequence[str], run_dir: Path, disk: Path) -> dict[str, list[Any]]:
+    def rounds(self, names: Sequence[str], disk: Path) -> dict[str, list[Any]]:
         """Every engine once a round; what each of them cost, round by round."""
         runs: dict[str, list[Any]] = {name: [] for name in names}
         for turn in range(self._options.repeats):
@@ -207,15 +214,15 @@ class _Bench:
                 scratch = disk / f"{name}-{turn}"
                 scratch.mkdir()
                 try:
-                    found = self._run_one(name, turn, run_dir, scratch)
+                    found = self._run_one(name, turn, scratch)
                 finally:
                     shutil.rmtree(scratch, ignore_errors=True)
                 runs[name].append(found)
                 self._progress.say(report.run_line(name, turn, found))
         return runs
 
-    def _run_one(self, name: str, turn: int, run_dir: Path, scratch: Path) -> dict[str, Any]:
-        options = self._options
+    def _run_one(self, name: str, turn: int, scratch: Path) -> dict[str, Any]:
+        options, run_dir = self._options, self._place.run_dir
         spec = Spec(
             engine=name,
             setting=Setting(
@@ -223,6 +230,7 @@ class _Bench:
                 part_bytes=options.part_bytes,
                 connections=options.connections,
                 directory=str(scratch),
+                socket_path=str(self._place.socket_dir / "engine.sock"),
             ),
             cpus=self._cpus.client,
             server_pid=server_pid(self._nginx, run_dir / "objects"),
