@@ -19,6 +19,8 @@ import pytest
 import trustme
 from hypothesis import settings
 
+from gpufeed.cachefs.testing.seaweed import Seaweed
+
 CHILD_END_TIMEOUT_S = 5.0
 # Helpers of Python's own that live as long as the interpreter.
 LASTING_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -80,6 +82,13 @@ def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 def other_tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     """Of another machine, by another authority."""
     return make_tls_files(tmp_path_factory.mktemp("tls"), "elsewhere.example")
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """A real S3 server, for all tests that need one."""
+    with Seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,6 @@ class FsspecOrigin:
         return await self._run(url, lambda: self._info(url))
 
     def _info(self, url: str) -> ObjectInfo:
-        self._fs.invalidate_cache()
         details = self._fs.info(self._path(url))
         if details.get("type") == "directory":
             raise NotFoundError(f"{url} is a directory, not an object; a prefix ends with /")
@@ -99,7 +98,6 @@ class FsspecOrigin:
             yield info
 
     def _find(self, prefix_url: str) -> Infos:
-        self._fs.invalidate_cache()
         prefix = self._path(prefix_url)
         root = prefix.rpartition("/")[0]
         try:
@@ -196,18 +194,30 @@ class FsspecOrigin:
         self._threads.shutdown()
 
 
+def _s3_options(config: OriginConfig) -> dict[str, Any]:
+    """Ours in s3fs's words. What is not set is left to AWS's own variables and files."""
+    client = {
+        "endpoint_url": config.endpoint, "region_name": config.region, "verify": config.ca_file
+    }  # fmt: skip
+    pair = {"key": config.key, "secret": config.secret, "token": config.token}
+    return {
+        **{name: value for name, value in pair.items() if value},
+        "anon": config.credentials == "anonymous",
+        "client_kwargs": {name: value for name, value in client.items() if value},
+        "config_kwargs": {"max_pool_connections": THREADS},
+    }
+
+
 def _filesystem(scheme: str, config: OriginConfig) -> Any:
     # Imported here: the daemon of a node that reads OSS alone never pays for it.
     import fsspec  # noqa: PLC0415
 
-    options: dict[str, Any] = {}
-    if scheme in ("s3", "s3a"):
-        options = {"key": config.key or None, "secret": config.secret or None}
-        options["token"] = config.token or None
-        if config.endpoint:
-            options["client_kwargs"] = {"endpoint_url": config.endpoint}
+    options = _s3_options(config) if scheme in ("s3", "s3a") else {}
     try:
-        return fsspec.filesystem(scheme, skip_instance_cache=True, **options)
+        # Without listings kept: what a listing knew an hour ago is not what a read is checked by.
+        return fsspec.filesystem(
+            scheme, skip_instance_cache=True, use_listings_cache=False, **options
+        )
     except (ImportError, ValueError) as error:
         raise ConfigError(
             f"{scheme}:// needs a filesystem that is not installed: {error}"
