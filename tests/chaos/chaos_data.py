@@ -100,6 +100,7 @@ def read_checked(
     session: Session, truth: Truth, urls: Iterable[str], *,
     hold: Callable[[], int] = lambda: 0,
     watch: Callable[[ExtentEvent], None] = lambda _: None,
+    may_be_refused: bool = False,
 ) -> Outcome:  # fmt: skip
     """Read these shards in this order and check every byte.
 
@@ -109,6 +110,8 @@ def read_checked(
         urls: the plan.
         hold: how many extents to keep at the moment, at most `HELD_MAX`.
         watch: called with each extent as it is seen.
+        may_be_refused: what comes from the origin for the first time is shown before the whole
+            shard was verified; so wrong bytes are wrong only if their shard ends well.
 
     Raises:
         WrongBytesError: a byte, a sample or an order was wrong.
@@ -119,6 +122,7 @@ def read_checked(
     assert [shard.name for shard in dataset.shards] == urls
     positions = session.extend_plan(dataset, range(len(urls)))
     reading = _Reading(session, [truth[url] for url in urls], positions)
+    reading.may_be_refused = may_be_refused
     while not reading.is_over:
         events = session.receive()
         if not events and not select.select([session], [], [], SILENCE_S_MAX)[0]:
@@ -145,6 +149,8 @@ class _Reading:
         self._next_extent = 0
         self._held: collections.deque[ExtentEvent] = collections.deque()
         self._seq = 0
+        self.may_be_refused = False
+        self._wrong: list[str] = []
         self._members: list[tuple[str, str, int, int]] = []
 
     @property
@@ -178,7 +184,10 @@ class _Reading:
         begin = event.slot * self._session.extent_bytes
         view = self._session.arena()[begin : begin + event.length_bytes]
         if checksum.crc64(view) != shard.extent_crcs[event.extent]:
-            raise WrongBytesError(f"extent {event.extent} of {shard.url} was wrong {when}")
+            wrong = f"extent {event.extent} of {shard.url} was wrong {when}"
+            if not self.may_be_refused:
+                raise WrongBytesError(wrong)
+            self._wrong.append(wrong)
 
     def _samples(self, event: SamplesEvent) -> None:
         for ref in event.index:
@@ -186,6 +195,8 @@ class _Reading:
 
     def _end(self, event: ShardEndEvent) -> None:
         shard = self.plan[len(self.tiers)]
+        if self._wrong:
+            raise WrongBytesError(f"{shard.url} ended well, but {self._wrong[0]}")
         if self._next_extent != len(shard.extent_crcs):
             raise WrongBytesError(f"{shard.url} ended after {self._next_extent} extents")
         if sorted(self._members) != sorted(shard.members):
