@@ -12,7 +12,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from gpufeed.cachefs.errors import ConfigError
-from gpufeed.cachefs.units import BLOCK_BYTES, GIB, KIB, MIB, format_bytes
+from gpufeed.cachefs.units import BLOCK_BYTES, GIB, KIB, MIB, format_bytes, parse_bytes
 
 # IFNAMSIZ of Linux, less the closing zero.
 INTERFACE_NAME_BYTES_MAX = 15
@@ -123,12 +123,24 @@ class OriginConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """The NVMe store. An empty `path` means memory only: nothing is kept on disk."""
+    """The NVMe store.
+
+    Attributes:
+        path: the cache directory; empty = memory only, nothing is kept on disk.
+        capacity_bytes: hard limit.
+        free_floor_ratio: of the file system's bytes, and of its inodes, that stay free.
+        io_threads: disk calls under way at once.
+        write_bytes_per_s_max: for disks that share their bandwidth; what would have to wait long
+            is not cached. 0 = no cap.
+        writes_in_flight_max: writes of extents under way at once; 0 = as many as threads.
+    """
 
     path: str = ""
     capacity_bytes: int = 0
     free_floor_ratio: float = 0.05
     io_threads: int = 4
+    write_bytes_per_s_max: int = 0
+    writes_in_flight_max: int = 0
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -139,6 +151,14 @@ class StoreConfig:
         _require(self.capacity_bytes >= 0, "store.capacity_bytes must not be negative")
         _require(0 <= self.free_floor_ratio < 1, "store.free_floor_ratio must be in [0, 1)")
         _require(1 <= self.io_threads <= 64, "store.io_threads must be 1 to 64")
+        _require(
+            self.write_bytes_per_s_max >= 0,
+            "store.write_bytes_per_s_max must not be negative; 0 is no cap",
+        )
+        _require(
+            0 <= self.writes_in_flight_max <= 64,
+            "store.writes_in_flight_max must be 0 to 64; 0 is as many as threads",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ METRICS: dict[str, Metric] = {
         Metric("evictions_total", "counter", "Shards evicted."),
         Metric("quarantined_total", "counter", "Stored shards found wrong and set aside."),
         Metric("store_errors_total", "counter", "Errors of the cache disk."),
+        Metric("write_capped_total", "counter", "Shards not cached because of the write cap."),
         Metric("store_resident_bytes", "gauge", "Bytes committed to the store (resident)."),
         Metric("store_resident_shards", "gauge", "Shards committed to the store (resident)."),
         Metric("store_reserved_bytes", "gauge", "Bytes reserved for fills under way."),

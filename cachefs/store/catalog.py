@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpufeed.cachefs.store.heads import Head, Heads
+from gpufeed.cachefs.store.heads import ADOPTED_USE, Head, Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Catalog:
         self._uses = array("q")
         self._vacant: list[int] = []
         self._unsaved: dict[str, int] = {}
-        self._use = 0
+        self._use = ADOPTED_USE
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -59,7 +59,7 @@ class Catalog:
             (self._sample_counts, "sample_count"), (self._uses, "last_use"),
         ):  # fmt: skip
             column.frombytes(heads[name].astype("<i8").tobytes())
-        self._use = int(heads["last_use"].max(initial=0))
+        self._use = int(heads["last_use"].max(initial=ADOPTED_USE))
 
     def get(self, digest: str) -> StoredShard | None:
         """The shard, if it is here."""

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 HEAD_VERSION = 2
 KEY_BYTES = 16
+# The last use of a shard once adopted: before all others, but after what a later start may find
+# (0), which then is the first to go where room is short.
+ADOPTED_USE = 1
 HEAD_DTYPE = np.dtype(
     [
         ("version", "<u2"), ("reserved", "<u2"), ("check", "<u4"), ("extent_bytes", "<u8"),

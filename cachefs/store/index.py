@@ -169,9 +169,10 @@ class Index:
     def put_many(self, keys: bytes, heads: Heads) -> None:
         """As `put`, for columns of heads in the order of their keys."""
         packed = pack_heads(keys, heads).tobytes()
-        rows = (
-            (keys[i * KEY_BYTES : (i + 1) * KEY_BYTES], packed[i * HEAD_BYTES :][:HEAD_BYTES])
-            for i in range(len(heads))
+        rows = zip(
+            (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)),
+            (packed[at : at + HEAD_BYTES] for at in range(0, len(packed), HEAD_BYTES)),
+            strict=True,
         )
         with _translated("write heads"), self._env.begin(write=True) as transaction:
             transaction.cursor(db=self._shards).putmulti(rows)

@@ -80,8 +80,13 @@ class Intake:
         """See `ShardStore.write_extent`."""
         blocks = padded(data, length_bytes)
         offset = layout.extent_offset(extent, self._extent_bytes)
+        if self._health.state == "degraded":
+            raise StorageError(
+                f"the cache disk failed while {reservation.spec.name} was on its way in; it "
+                "streams past the cache"
+            )
         try:
-            await self._own(self._disk.writer.write(reservation, offset, blocks))
+            await self._own(self._write(reservation, offset, blocks))
         except StorageError as error:
             if reservation.granted.exception() is None:
                 # Or else the room never came, and why was noted where it was found out.
@@ -89,6 +94,10 @@ class Intake:
             raise
         reservation.written.add(extent)
         self._metrics.add("nvme_written_bytes_total", len(blocks))
+
+    async def _write(self, reservation: Reservation, offset: int, blocks: memoryview) -> None:
+        async with self._disk.pace.turn(len(blocks)):
+            await self._disk.writer.write(reservation, offset, blocks)
 
     async def commit(
         self, reservation: Reservation, extent_crcs: Sequence[int], sample_index: bytes | None

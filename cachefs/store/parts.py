@@ -15,10 +15,12 @@ from gpufeed.cachefs.store.directory import CacheDirectory
 from gpufeed.cachefs.store.files import Files, Space
 from gpufeed.cachefs.store.health import DiskHealth
 from gpufeed.cachefs.store.index import Index
+from gpufeed.cachefs.store.pace import WritePace
 from gpufeed.cachefs.store.reader import ExtentReader, ReadEvents
 from gpufeed.cachefs.store.reservation import DiskRoom
 from gpufeed.cachefs.store.threads import DiskThreads
 from gpufeed.cachefs.store.unlinker import Unlinker
+from gpufeed.cachefs.store.writecap import WriteCap
 from gpufeed.cachefs.store.writer import ShardWriter
 
 
@@ -41,6 +43,11 @@ class DiskParts:
         self.files = files
         self.room = DiskRoom(config.free_floor_ratio)
         self.measuring: asyncio.Future[Space] | None = None
+        self.pace = WritePace(
+            WriteCap(config.write_bytes_per_s_max),
+            config.writes_in_flight_max or config.io_threads,
+            clock,
+        )
         self.read_health = DiskHealth()
         self.directory = CacheDirectory(config.path, files)
         self.directory.open()

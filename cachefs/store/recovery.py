@@ -17,7 +17,7 @@ import numpy as np
 from gpufeed.cachefs.errors import IntegrityError, StorageError
 from gpufeed.cachefs.store.directory import CacheDirectory
 from gpufeed.cachefs.store.files import Files, is_shortage
-from gpufeed.cachefs.store.heads import HEAD_DTYPE, Head, Heads
+from gpufeed.cachefs.store.heads import ADOPTED_USE, HEAD_DTYPE, Head, Heads
 from gpufeed.cachefs.store.index import Index
 from gpufeed.cachefs.store.shardfile import read_self_description
 
@@ -28,7 +28,7 @@ _LOG = logging.getLogger("gpufeed.store")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Committed shards: digests, and a head each. A last use of 0 is unknown."""
+    """Committed shards: digests, and a head each. A last use of 0: adopted just now."""
 
     digests: list[str]
     heads: Heads
@@ -73,8 +73,9 @@ def _adopt(directory: CacheDirectory, index: Index, files: Files, digests: list[
                 directory.remove(path)
                 continue
             head = Head(
-                record.extent_bytes, record.size_bytes, record.file_bytes, record.sample_count
-            )
+                record.extent_bytes, record.size_bytes, record.file_bytes, record.sample_count,
+                ADOPTED_USE,
+            )  # fmt: skip
             entries.append((digest, head))
         _LOG.info("%d shards that the index did not know were adopted", len(entries))
         index.put(entries)

@@ -194,7 +194,11 @@ class ShardStore:
             return None
         if spec.digest in self._shards or intake.is_committing(spec.digest):
             return None
-        if not self._health.admits(self._clock.monotonic_s()):
+        now_s = self._clock.monotonic_s()
+        if not self._health.admits(now_s):
+            return None
+        if not disk.pace.cap.admits(now_s):
+            self._metrics.add("write_capped_total")
             return None
         size = layout.reserve_bytes(spec, self._extent_bytes)
         room_bytes = disk.room.available_bytes(self._budget.unlinking_bytes)
@@ -218,6 +222,7 @@ class ShardStore:
             spec, next(self._numbers), size, asyncio.get_running_loop().create_future(),
             self._health.reserved(),
         )  # fmt: skip
+        disk.pace.cap.admitted(size, now_s)
         intake.admit(reservation)
         self._count()
         return reservation

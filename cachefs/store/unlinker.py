@@ -1,9 +1,10 @@
 """Deleting is not evicting: files that nobody may use any more are unlinked behind the loop's back.
 
 A **removal** holds its bytes in the budget until its files are gone. One batch at a time runs in a
-disk thread: first the files, then the records (a crash between leaves records without files, which
-the next start drops). A removal that the disk refuses is **stuck**: its bytes stay counted, and it
-is tried again with the next batch. The queue is bounded by the bytes of the store.
+disk thread: first the heads in the index, durably, then the files. What a crash or a power loss
+brings back is a file without a head: the next start adopts it as used least of all, so that it
+displaces nothing that was kept. A removal that the disk refuses is **stuck**: its bytes stay
+counted, and it is tried again with the next batch. The queue is bounded by the bytes of the store.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BATCH_COUNT = 64
 
 @dataclass(slots=True, eq=False)
 class Removal:
-    """Files to unlink. `indexed`: a committed shard's, with its record. `done` fails when stuck."""
+    """Files to unlink. `indexed`: a committed shard's, with its head. `done` fails when stuck."""
 
     digest: str
     paths: tuple[str, ...]
@@ -126,18 +127,20 @@ class Unlinker:
             self._directory.verify()
         except StorageError as error:
             return {id(removal): error for removal in batch}
+        indexed = [removal for removal in batch if removal.indexed]
+        if indexed:
+            try:
+                self._index.delete(removal.digest for removal in indexed)
+            except StorageError as error:
+                failures.update((id(removal), error) for removal in indexed)
         for removal in batch:
+            if id(removal) in failures:
+                continue
             try:
                 for path in removal.paths:
                     self._directory.remove(path)
             except StorageError as error:
                 failures[id(removal)] = error
-        unlinked = [r for r in batch if r.indexed and id(r) not in failures]
-        if unlinked:
-            try:
-                self._index.delete(r.digest for r in unlinked)
-            except StorageError as error:
-                failures.update((id(r), error) for r in unlinked)
         return failures
 
     def _settle(self, removal: Removal, error: StorageError | None) -> None:

@@ -19,14 +19,17 @@ from gpufeed.cachefs.units import MIB
 class Rig:
     def __init__(
         self, path: Path, capacity_bytes: int = 4 * MIB, files=None, *,
-        extent_bytes: int = EXTENT_BYTES, floor_ratio: float = 0.0,
+        extent_bytes: int = EXTENT_BYTES, floor_ratio: float = 0.0, writes_in_flight_max: int = 0,
     ) -> None:  # fmt: skip
         self.path = path
         self.capacity_bytes = capacity_bytes
         self.metrics = Metrics()
         self.clock = ManualClock()
         config = StoreConfig(
-            path=str(path), capacity_bytes=capacity_bytes, free_floor_ratio=floor_ratio
+            path=str(path),
+            capacity_bytes=capacity_bytes,
+            free_floor_ratio=floor_ratio,
+            writes_in_flight_max=writes_in_flight_max,
         )
         self.store = ShardStore.open(
             config, extent_bytes=extent_bytes, metrics=self.metrics, clock=self.clock, files=files
