@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpufeed.bench.engine import command as engine_command
 from gpufeed.bench.options import add_run_flags, run_options
+from gpufeed.bench.startup import command as startup_command
 
 _RUN_EXAMPLE = """example:
   cachebench run --contenders loose-http,ceiling,gpufeed --json result.json --html report.html
@@ -51,6 +52,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     engine_command.add_flags(engine, work_dir=Path.home() / ".cache" / "gpufeed-bench")
+    startup = commands.add_parser(
+        "startup",
+        help="how long a daemon over a full cache takes to serve",
+        description="Makes a cache of many shards, starts daemons over it, reads one shard.",
+        epilog=startup_command.EXAMPLE,
+        formatter_class=raw,
+    )
+    startup_command.add_flags(startup, work_dir=Path.home() / ".cache" / "gpufeed-bench")
     return parser
 
 
@@ -88,7 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     from gpufeed.bench.outputs import guarded  # noqa: PLC0415 see the top of the file
 
-    action = {"run": _run, "report": _report, "engine": engine_command.command}[arguments.command]
+    action = {
+        "run": _run, "report": _report, "engine": engine_command.command,
+        "startup": startup_command.command,
+    }[arguments.command]  # fmt: skip
     return guarded("cachebench", lambda: action(arguments))
 
 

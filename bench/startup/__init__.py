@@ -1,0 +1,1 @@
+"""``cachebench startup``: how long a daemon over a full cache takes to serve."""
