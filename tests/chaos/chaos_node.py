@@ -13,13 +13,17 @@ import time
 import urllib.request
 from pathlib import Path
 
-from chaos_data import EXTENT_BYTES
+from chaos_data import EXTENT_BYTES, put_shards, read_checked
 from chaos_log import DaemonLog
 from node import Node
+
+from gpufeed.cachefs.client import Session
 
 READY_S_MAX = 90.0
 END_S_MAX = 60.0
 SETTLE_S_MAX = 30.0
+HEALTHY_S_MAX = 90.0
+LOOK_S = 1.0
 
 
 class ChaosDaemon:
@@ -124,3 +128,16 @@ class ChaosNode(Node):
             with contextlib.suppress(AssertionError):
                 # A traceback was reported where it was met, or the test failed for another reason.
                 daemon.reap()
+
+
+def comes_back(chaos: ChaosNode, daemon: ChaosDaemon) -> None:
+    """New shards keep being read until one of them has proved the disk well again."""
+    deadline_s = time.monotonic() + HEALTHY_S_MAX
+    number = 0
+    while daemon.status()["store_degraded"]:
+        number += 1
+        fresh = put_shards(chaos.bucket, 1, seed=50 + number)
+        with Session.connect(chaos.socket) as session:
+            read_checked(session, fresh, fresh)
+        daemon.log.wait_for(" committed ", timeout_s=LOOK_S)
+        assert time.monotonic() < deadline_s, "the disk is well, but not trusted again"

@@ -13,6 +13,7 @@ import time
 import pytest
 from chaos_data import put_shards, read_checked
 from chaos_disk import shard_files
+from chaos_node import comes_back
 from chaos_readers import Pulse
 
 from gpufeed.cachefs.client import Session
@@ -25,8 +26,6 @@ HOT_SHARDS = 8
 SHARDS = 16
 # One second is the aim; see the top of the file.
 GAP_S_MAX = 5.0
-HEALTHY_S_MAX = 90.0
-LOOK_S = 1.0
 
 FAULTS = [
     ("EIO", ("write",)),
@@ -42,19 +41,6 @@ FAULTS = [
     ("hang", ("name",)),
     ("hang", ("write", "read", "sync", "open", "name")),
 ]
-
-
-def comes_back(chaos, daemon) -> None:
-    """New shards keep being read until one of them has proved the disk well again."""
-    deadline_s = time.monotonic() + HEALTHY_S_MAX
-    number = 0
-    while daemon.status()["store_degraded"]:
-        number += 1
-        fresh = put_shards(chaos.bucket, 1, seed=50 + number)
-        with Session.connect(chaos.socket) as session:
-            read_checked(session, fresh, fresh)
-        daemon.log.wait_for(" committed ", timeout_s=LOOK_S)
-        assert time.monotonic() < deadline_s, "the disk is well, but not trusted again"
 
 
 @pytest.mark.parametrize(
