@@ -81,8 +81,19 @@ async def connect(endpoint: Endpoint, how: Dialling, tls: ssl.SSLContext | None)
     except ssl.SSLCertVerificationError as error:
         raise _failed(FailureKind.CERTIFICATE, f"{where}: {error.verify_message}") from error
     except OSError as error:
-        raise _failed(FailureKind.CONNECT, f"{where}: {error.strerror or error}") from error
+        raise _failed(FailureKind.CONNECT, f"{where}: {_told(error, tls)}") from error
     return connection
+
+
+def _told(error: OSError, tls: ssl.SSLContext | None) -> str:
+    told = error.strerror or str(error) or "the peer closed"
+    # With TLS, connecting ends after its handshake, which a server without TLS breaks off.
+    broken_off = isinstance(error, ssl.SSLError | ConnectionResetError | ConnectionAbortedError)
+    return (
+        f"{told} in the TLS handshake; perhaps it does not speak TLS"
+        if tls and broken_off
+        else told
+    )
 
 
 async def _bound_socket(endpoint: Endpoint, how: Dialling) -> socket.socket:

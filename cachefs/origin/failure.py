@@ -41,6 +41,7 @@ class Failure:
         request_id: what the vendor's support asks for.
         date: the answer's ``Date`` header, from which a wrong clock is corrected.
         wait_s: how long the service asked to stay away, 0 if it did not.
+        endpoint: where the service says that the bucket is, if not here.
     """
 
     kind: FailureKind
@@ -51,6 +52,7 @@ class Failure:
     request_id: str = ""
     date: str = ""
     wait_s: float = 0.0
+    endpoint: str = ""
 
     def __str__(self) -> str:
         """One clause for a message."""

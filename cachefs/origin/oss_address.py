@@ -109,6 +109,15 @@ def cautions(address: Address, config: OriginConfig) -> list[str]:
     return found
 
 
+def settings_for(endpoint: str) -> str:
+    """What to set for a bucket that is at `endpoint`, as a clause."""
+    public = _PUBLIC.fullmatch(endpoint)
+    inside = f" ({public.group(1)}-internal.aliyuncs.com on machines there)" if public else ""
+    region = _region(endpoint)
+    also = f" and origin.region to {region}" if region else ""
+    return f"set origin.endpoint to {endpoint}{inside}{also}"
+
+
 def _split(text: str) -> tuple[str, str, int | None]:
     """Scheme (empty if there is none), host and port."""
     try:

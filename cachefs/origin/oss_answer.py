@@ -72,6 +72,7 @@ def status_failure(answer: Answer, wait_s: float) -> Failure:
         request_id=body.request_id or head.headers.get("x-oss-request-id", ""),
         date=head.headers.get("date", ""),
         wait_s=wait_s,
+        endpoint=body.endpoint,
     )
 
 

@@ -19,6 +19,7 @@ class ErrorBody:
     message: str = ""
     ec: str = ""
     request_id: str = ""
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def parse_error(body: bytes) -> ErrorBody:
     found = {child.tag.rpartition("}")[2]: child.text or "" for child in root}
     return ErrorBody(
         found.get("Code", ""), found.get("Message", ""), found.get("EC", ""),
-        found.get("RequestId", ""),
+        found.get("RequestId", ""), found.get("Endpoint", ""),
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from gpufeed.cachefs.errors import (
     ShardChangedError,
 )
 from gpufeed.cachefs.origin.failure import Failure, FailureKind
+from gpufeed.cachefs.origin.oss_address import settings_for
 from gpufeed.cachefs.origin.oss_codes import Action, rule_of
 
 BASE_S = 0.1
@@ -116,18 +117,26 @@ def _action(failure: Failure) -> Action:
 
 
 def _final(what: str, failure: Failure, action: Action) -> GpufeedError:
-    if failure.kind is FailureKind.CERTIFICATE:
-        return OperatorError(f"{what}: {failure}; use the endpoint's own name, or fix its CA")
-    if failure.kind is FailureKind.BINDING:
-        return OperatorError(
-            f"{what}: {failure}; check origin.bind_interface and origin.bind_address, and that the "
-            "process has CAP_NET_RAW for an interface"
-        )
     if action is Action.CHANGED:
         return ShardChangedError(f"{what}: {failure}")
+    advice = _advice(failure)
+    if advice:
+        return OperatorError(f"{what}: {failure}; {advice}")
     text = f"{what}: {rule_of(failure.status, failure.code).hint} ({failure})"
     if action is Action.NOT_FOUND:
         return NotFoundError(text)
     if action is Action.REFUSED:
         return OperatorError(text)
     return AccessDeniedError(text)
+
+
+def _advice(failure: Failure) -> str:
+    """For what a setting mends; empty otherwise."""
+    if failure.kind is FailureKind.CERTIFICATE:
+        return "use the endpoint's own name, or name the PEM file of its CA in origin.ca_file"
+    if failure.kind is FailureKind.BINDING:
+        return (
+            "check origin.bind_interface and origin.bind_address, and that the process has "
+            "CAP_NET_RAW for an interface"
+        )
+    return f"the bucket is elsewhere: {settings_for(failure.endpoint)}" if failure.endpoint else ""
