@@ -105,10 +105,15 @@ class Account:
                 allowed = int(self._limits.connections.value(self._clock.monotonic_s()))
         return share(allowed, self._threads_count, thread_index)
 
-    def turn_s(self, size_bytes: int) -> float:
-        """Take a place for a request of so many bytes; how many seconds until its turn."""
+    def begin(self, size_bytes: int) -> float:
+        """A request for so many bytes may go out in so many seconds, which is returned.
+
+        It counts as under way from now on: `answered`, `failed` or `given_up` follows.
+        """
         with self._lock:
             now_s = self._clock.monotonic_s()
+            self._in_flight_count += 1
+            self._limits.sent(now_s)
             if self._was_cut:
                 self._apply(now_s)
             wait_s = self._requests.reserve(now_s)
@@ -116,8 +121,8 @@ class Account:
                 wait_s = max(wait_s, self._bytes.reserve(now_s, size_bytes))
             return wait_s
 
-    def turn_missed(self, size_bytes: int) -> None:
-        """Whoever had a place by `turn_s` went away before its turn."""
+    def missed(self, size_bytes: int) -> None:
+        """What `begin` gave a turn to went away before it; `given_up` follows all the same."""
         with self._lock:
             self._requests.refund(1.0)
             if self._bytes is not None:
@@ -129,13 +134,13 @@ class Account:
         return self._prefetch is not None
 
     def prefetch_turn_s(self, size_bytes: int) -> float:
-        """As `turn_s`, for the pace of prefetch."""
+        """How many seconds until a prefetch of so many bytes may seek its place."""
         assert self._prefetch is not None, "prefetch is not paced"
         with self._lock:
             return self._prefetch.reserve(self._clock.monotonic_s(), size_bytes)
 
     def prefetch_missed(self, size_bytes: int) -> None:
-        """As `turn_missed`, for the pace of prefetch."""
+        """Whoever had a turn by `prefetch_turn_s` went away before it."""
         assert self._prefetch is not None, "prefetch is not paced"
         with self._lock:
             self._prefetch.refund(size_bytes)
@@ -166,12 +171,6 @@ class Account:
                 self._shown[name] = value
 
     # --- what attempts teach ------------------------------------------------------------------
-
-    def sent(self) -> None:
-        """A request goes out; `answered`, `failed` or `given_up` follows."""
-        with self._lock:
-            self._in_flight_count += 1
-            self._limits.sent(self._clock.monotonic_s())
 
     def answered(
         self, times: Times, size_bytes: int, status: int, *, sign: Sign | None, probe: bool
@@ -208,7 +207,7 @@ class Account:
     def failed(self, failure: Failure, *, probe: bool) -> None:
         """A request that was sent had no answer, or none that we could take."""
         if failure.kind not in _DOWN_KINDS:
-            self.given_up(probe=probe, sent=True)
+            self.given_up(probe=probe, begun=True)
             return
         with self._lock:
             self._in_flight_count -= 1
@@ -226,10 +225,10 @@ class Account:
                 )  # fmt: skip
             self._set_timer()
 
-    def given_up(self, *, probe: bool, sent: bool) -> None:
+    def given_up(self, *, probe: bool, begun: bool) -> None:
         """An attempt ended without a verdict on the origin: cancelled, or no fault of its."""
         with self._lock:
-            if sent:
+            if begun:
                 self._in_flight_count -= 1
             if probe:
                 self._health.probe_ended(self._clock.monotonic_s())

@@ -22,7 +22,7 @@ from gpufeed.cachefs.units import KIB
 SAMPLES_MIN = 32
 SAMPLES_MAX = 256
 # What is usual is worked out anew after so many.
-REFRESH_COUNT = 16
+REFRESH_COUNT = 32
 # A body shorter than this says nothing about the rate.
 RATE_BODY_BYTES_MIN = 256 * KIB
 SLOW_QUANTILE = 0.95

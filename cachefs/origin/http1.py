@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -98,6 +99,12 @@ def request_bytes(method: str, target: str, headers: Mapping[str, str]) -> bytes
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
 
+@functools.lru_cache(maxsize=256)
+def _lower(name: bytes) -> str:
+    """A header's name; answers have the same ones again and again."""
+    return name.decode("latin-1").lower()
+
+
 class _Phase(enum.Enum):
     IDLE = 0
     HEAD = 1
@@ -135,12 +142,16 @@ class _Parser:
         told = self.headers.get("connection", "").lower()
         return self._machine.get_http_version() == "1.1" and "close" not in told
 
+    def release(self) -> None:
+        """Let go of the machine, which refers back: cycles cost garbage collections."""
+        self._machine = None
+
     def on_message_begin(self) -> None:
         self.excess = self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.complete:
-            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            self.headers[_lower(name)] = value.decode("latin-1")
 
     def on_body(self, data: bytes) -> None:
         room_bytes = self.limit_bytes - len(self.body)
@@ -356,6 +367,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._head is not None, "no head"
         assert self._parser is not None, "no parser"
         answer = Answer(self._head, bytes(self._parser.body), self._parser.truncated)
+        self._parser.release()
         self._sink = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(answer)

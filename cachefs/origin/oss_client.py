@@ -23,6 +23,8 @@ from gpufeed.cachefs.config import OriginConfig
 from gpufeed.cachefs.errors import ConfigError, GpufeedError, OriginUnavailableError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.credentials.chain import CredentialBook
+from gpufeed.cachefs.origin.deadline import Deadline
+from gpufeed.cachefs.origin.dial import Endpoint
 from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure
 from gpufeed.cachefs.origin.http1 import (
     ERROR_BODY_LIMIT_BYTES,
@@ -44,6 +46,9 @@ from gpufeed.cachefs.origin.oss_sign import (
 )
 from gpufeed.cachefs.origin.pool import ConnectionPool, Ticket
 from gpufeed.cachefs.origin.retry import Again, Retrier
+
+# Whose addresses are kept.
+BUCKETS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,7 @@ class OssClient:
         self._pool = pool
         self._account = pool.account
         self._offset_s = 0.0
+        self._where: dict[str, tuple[Endpoint, str]] = {}
         # Jitter needs no secrecy, only that nodes differ.
         self._rng = random.Random()  # noqa: S311
 
@@ -114,27 +120,26 @@ class OssClient:
         """
         loop = asyncio.get_running_loop()
         retrier = Retrier(f"{what} at {self._address.text}", self._retries_max, self._rng)
+        deadline = Deadline(self._deadline_s, loop)
         failed: AttemptFailedError | None = None
-
-        def began() -> None:
-            if timeout.when() is None:
-                retrier.deadline_at_s = loop.time() + self._deadline_s
-                timeout.reschedule(retrier.deadline_at_s)
-
         try:
-            async with asyncio.timeout(None) as timeout:
-                while True:
-                    probe = await self._account.admitted(began)
-                    try:
-                        return await attempt(Ticket(0, demand, probe, began))
-                    except AttemptFailedError as error:
-                        failed = error
-                    verdict = retrier.judge(failed.failure, loop.time(), probe=probe)
-                    if isinstance(verdict, GpufeedError):
-                        raise verdict
-                    await self._repair(verdict, failed)
-        except TimeoutError:
-            raise self._late(retrier, failed) from None
+            while True:
+                probe = await self._account.admitted(deadline.start)
+                try:
+                    return await attempt(Ticket(0, demand, probe, deadline.start))
+                except AttemptFailedError as error:
+                    failed = error
+                retrier.deadline_at_s = deadline.at_s
+                verdict = retrier.judge(failed.failure, loop.time(), probe=probe)
+                if isinstance(verdict, GpufeedError):
+                    raise verdict
+                await self._repair(verdict, failed)
+        except asyncio.CancelledError:
+            if deadline.passed():
+                raise self._late(retrier, failed) from None
+            raise
+        finally:
+            deadline.stop()
 
     async def _repair(self, verdict: Again, failed: AttemptFailedError) -> None:
         self._metrics.add("origin_retries_total")
@@ -187,7 +192,7 @@ class OssClient:
             raise
         finally:
             if not told:
-                account.given_up(probe=ticket.probe, sent=ticket.is_sent)
+                account.given_up(probe=ticket.probe, begun=ticket.has_begun)
         if failure is not None:
             assert credentials is not None, "answered, but never signed"
             raise _RefusedError(failure, credentials)
@@ -205,12 +210,12 @@ class OssClient:
             method=request.method,
             resource=encode_path(request.bucket, request.key),
             query=query,
-            headers={"host": address.host_header(request.bucket), **request.headers},
+            headers={"host": self._found(request.bucket)[1], **request.headers},
             credentials=credentials,
             region=address.region,
             now_s=time.time() + self._offset_s,
         )
-        path = request_path(request.bucket if address.path_style else "", request.key)
+        path = request_path(request.bucket, request.key, in_host=not address.path_style)
         self._metrics.add("origin_requests_total")
         return Exchange(
             request_bytes(request.method, f"{path}?{query}" if query else path, headers),
@@ -218,6 +223,16 @@ class OssClient:
             bodiless=request.method == "HEAD",
             body_limit_bytes=request.body_limit_bytes,
         )
+
+    def _found(self, bucket: str) -> tuple[Endpoint, str]:
+        """Where a bucket is, and the ``Host`` to name there; of the last buckets asked for."""
+        found = self._where.get(bucket)
+        if found is None:
+            if len(self._where) >= BUCKETS_MAX:
+                self._where.clear()
+            found = self._address.endpoint(bucket), self._address.host_header(bucket)
+            self._where[bucket] = found
+        return found
 
     def _verdict(self, answer: Answer) -> tuple[Failure | None, Sign | None]:
         """Whether the answer is an error, and what the limits learn from it."""

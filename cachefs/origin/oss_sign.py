@@ -42,18 +42,28 @@ def _day_key(secret: str, day: str, region: str) -> bytes:
     return key
 
 
+@functools.lru_cache(maxsize=4)
+def _stamp(second: int) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
+
+
+@functools.lru_cache(maxsize=1024)
 def encode_path(bucket: str, key: str) -> str:
     """The canonical resource: what is signed, wherever the bucket is named."""
     return quote(f"/{bucket}/{key}" if bucket else "/", safe="/~")
 
 
-def request_path(bucket: str, key: str) -> str:
-    """The path that is sent; `bucket` is empty where the host names it."""
-    return quote(f"/{bucket}/{key}" if bucket else f"/{key}", safe="/~")
+def request_path(bucket: str, key: str, *, in_host: bool) -> str:
+    """The path that is sent; without the bucket where the host names it."""
+    resource = encode_path(bucket, key)
+    # A bucket's name has no character that is encoded.
+    return resource[1 + len(bucket) :] if in_host else resource
 
 
 def encode_query(query: Mapping[str, str]) -> str:
     """The query, sorted and encoded, as it is sent and signed."""
+    if not query:
+        return ""
     pairs = sorted((quote(k, safe="~"), quote(v, safe="~")) for k, v in query.items())
     return "&".join(f"{k}={v}" if v else k for k, v in pairs)
 
@@ -81,7 +91,7 @@ def signed_headers(
     """
     if credentials.is_anonymous:
         return dict(headers)
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    stamp = _stamp(int(now_s))
     day = stamp[:8]
     complete = {**headers, "x-oss-content-sha256": _PAYLOAD, "x-oss-date": stamp}
     if credentials.token:

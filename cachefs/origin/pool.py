@@ -48,7 +48,7 @@ class Ticket:
         began: called when it has got its place.
         sent: called each time that it goes out on a connection.
         connection: where it is under way, as long as it is.
-        is_sent: whether it ever went out.
+        has_begun: the account counts it as under way.
         sent_at_s: when it went out last, on the loop's clock.
         times: of its answer, once there is one.
     """
@@ -59,7 +59,7 @@ class Ticket:
     began: Callable[[], None] | None = None
     sent: Callable[[], None] | None = None
     connection: Connection | None = None
-    is_sent: bool = False
+    has_begun: bool = False
     sent_at_s: float = 0.0
     times: Times = _NO_TIMES
 
@@ -115,7 +115,10 @@ class ConnectionPool:
         try:
             if ticket.began is not None:
                 ticket.began()
-            await self._turn(ticket)
+            wait_s = self.account.begin(ticket.size_bytes)
+            ticket.has_begun = True
+            if wait_s > 0:
+                await self._turn(ticket, wait_s)
             return await self._send(endpoint, await make(), ticket)
         finally:
             self._places.give()
@@ -131,14 +134,12 @@ class ConnectionPool:
                 self.account.prefetch_missed(ticket.size_bytes)
                 raise
 
-    async def _turn(self, ticket: Ticket) -> None:
-        wait_s = self.account.turn_s(ticket.size_bytes)
-        if wait_s > 0:
-            try:
-                await self._waiting(asyncio.sleep(wait_s))
-            except asyncio.CancelledError:
-                self.account.turn_missed(ticket.size_bytes)
-                raise
+    async def _turn(self, ticket: Ticket, wait_s: float) -> None:
+        try:
+            await self._waiting(asyncio.sleep(wait_s))
+        except asyncio.CancelledError:
+            self.account.missed(ticket.size_bytes)
+            raise
 
     async def _waiting(self, wait: Coroutine[Any, Any, None]) -> None:
         self._metrics.add("origin_waiting")
@@ -150,39 +151,32 @@ class ConnectionPool:
     # --- under way ----------------------------------------------------------------------------
 
     async def _send(self, endpoint: Endpoint, exchange: Exchange, ticket: Ticket) -> Answer:
+        loop = asyncio.get_running_loop()
         self._metrics.add("origin_in_flight")
         self._under_way_count += 1
-        self.account.sent()
-        ticket.is_sent = True
         fresh = False
         try:
             while True:
                 connection, fresh = await self._take(endpoint, fresh=fresh)
+                ticket.connection, ticket.sent_at_s = connection, loop.time()
+                if ticket.sent is not None:
+                    ticket.sent()
                 try:
-                    return await self._use(connection, exchange, ticket)
+                    answer = await connection.exchange(exchange)
                 except AttemptFailedError as error:
                     if fresh or error.failure.kind is not FailureKind.IDLE_CLOSED:
                         raise
                     fresh = True
+                else:
+                    first_s = connection.first_byte_s
+                    ticket.times = Times(first_s - ticket.sent_at_s, loop.time() - first_s)
+                    return answer
                 finally:
+                    ticket.connection = None
                     self._give_back(endpoint, connection)
         finally:
             self._under_way_count -= 1
             self._metrics.add("origin_in_flight", -1)
-
-    async def _use(self, connection: Connection, exchange: Exchange, ticket: Ticket) -> Answer:
-        loop = asyncio.get_running_loop()
-        ticket.connection = connection
-        ticket.sent_at_s = loop.time()
-        if ticket.sent is not None:
-            ticket.sent()
-        try:
-            answer = await connection.exchange(exchange)
-        finally:
-            ticket.connection = None
-        first_s = connection.first_byte_s
-        ticket.times = Times(first_s - ticket.sent_at_s, loop.time() - first_s)
-        return answer
 
     async def _take(self, endpoint: Endpoint, *, fresh: bool) -> tuple[Connection, bool]:
         """A kept connection, or a new one (then True) if there is none or `fresh` asks for it."""

@@ -139,6 +139,7 @@ class Race:
 
     async def close(self) -> None:
         """The attempt is over; end what is left of it."""
+        self._ticket.sent = None  # no cycle: a garbage collection costs more than a small object
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
