@@ -195,6 +195,10 @@ class Session:
         self._connection.send_json(kind, {"id": self._requests, **body}, timeout_s)
         return self._requests
 
+    def tell(self, kind: Kind, body: dict[str, Any]) -> None:
+        """Send something that is not answered."""
+        self._connection.send(wire.pack(kind, wire.pack_json(body)))
+
     def wait_message(self, deadline_s: float) -> Message:
         """The next message, whatever it is; for those who mind their own requests.
 

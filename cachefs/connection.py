@@ -75,8 +75,10 @@ class Connection:
                 return
             except BlockingIOError:
                 self._ready(select.POLLOUT, deadline_s)
-            except (BrokenPipeError, ConnectionResetError):
-                raise DaemonUnavailableError("the daemon closed the session") from None
+            except OSError as error:
+                raise DaemonUnavailableError(
+                    f"the session with the daemon is closed ({error.strerror or error})"
+                ) from None
 
     def send_json(self, kind: Kind, value: dict[str, Any], timeout_s: float) -> None:
         """Send a message with a JSON body, in a memfd where it is long."""
@@ -102,8 +104,12 @@ class Connection:
             data, descriptors, _, _ = socket.recv_fds(
                 self._sock, wire.MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
             )
-        except ConnectionResetError:
-            raise DaemonUnavailableError("the daemon went away") from None
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise DaemonUnavailableError(
+                f"the session with the daemon is closed ({error.strerror or error})"
+            ) from None
         if not data:
             close_all(descriptors)
             raise DaemonUnavailableError("the daemon closed the session")

@@ -7,9 +7,11 @@ buffer. File descriptors otherwise appear only in `WELCOME`: the arena.
 
 Header, little-endian, pinned by a test: magic ``GPFD``, version u16, type u16, flags u32.
 
-A client opens with `HELLO`; the daemon answers `WELCOME` or `ERROR`. Requests (`OPEN`, `INDEX`)
-carry an id that their `REPLY`, `PROGRESS` or `ERROR` repeats. `PLAN` extends the session's plan,
-`EXTENTS`, `SAMPLES`, `SHARD_END` and `FAIL` flow to the client in plan order, `RELEASE` flows back.
+A client opens with `HELLO`; the daemon answers `WELCOME` or `ERROR`. Requests (`OPEN` and `INDEX`
+of datasets; `STAT`, `LIST` and `FILE_*` of single objects) carry an id that their `REPLY`,
+`PROGRESS` or `ERROR` repeats; the reply to `FILE_READ` lends one extent. `PLAN` extends the
+session's plan; `EXTENTS`, `SAMPLES`, `SHARD_END` and `FAIL` flow to the client in plan order.
+`RELEASE` gives extents back.
 
 Pure: no I/O, so the daemon, the client and a fuzzer share every byte of it.
 """
@@ -60,6 +62,11 @@ class Kind(enum.IntEnum):
     SHARD_END = 11
     FAIL = 12
     RELEASE = 13
+    STAT = 14
+    LIST = 15
+    FILE_OPEN = 16
+    FILE_READ = 17
+    FILE_CLOSE = 18
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Datasets:
         allow: Sequence[str],
         extent_bytes: int,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._store = store
         self._allow = tuple(allow)
         self._extent_bytes = extent_bytes
@@ -123,7 +123,7 @@ class Datasets:
             raise UsageError("no address was given")
         options = dict(wanted.options)
         for url in named:
-            self._check_allowed(url)
+            self.check_allowed(url)
         infos = await self._look_up(named, options)
         kind = guess_kind(infos) if wanted.kind == "auto" else wanted.kind
         sources = self._sources(kind, infos, named, wanted, options)
@@ -131,7 +131,12 @@ class Datasets:
         self._check_capacity(specs)
         return OpenDataset(next(self._ids), kind, manifest_hash(specs), tuple(sources))
 
-    def _check_allowed(self, url: str) -> None:
+    def check_allowed(self, url: str) -> None:
+        """Whether clients may read this address.
+
+        Raises:
+            AccessDeniedError: they may not.
+        """
         if not any(url.startswith(prefix) for prefix in self._allow):
             raise AccessDeniedError(
                 f"this daemon may not read {url}: it serves {', '.join(self._allow) or 'nothing'}; "
@@ -144,11 +149,11 @@ class Datasets:
 
         async def head(url: str) -> ObjectInfo:
             async with limit:
-                return await self._engine.head(url, options)
+                return await self.engine.head(url, options)
 
         prefixes = [url for url in named if url.endswith("/")]
         for prefix in prefixes:
-            found = await self._engine.list(prefix, options, limit_count=OBJECTS_MAX)
+            found = await self.engine.list(prefix, options, limit_count=OBJECTS_MAX)
             # Consoles leave zero-byte objects that stand for folders.
             found = [info for info in found if not info.url.endswith("/")]
             if not found:

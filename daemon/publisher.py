@@ -83,6 +83,24 @@ class Publisher:
         self._held: dict[int, tuple[int, str]] = {}
         self._seq = 0
 
+    # --- extents outside of the plan ----------------------------------------------------------
+
+    async def take_credit(self) -> None:
+        """See `Lender`."""
+        while not self._take_credit():
+            await self._wait_credit()
+
+    def return_credit(self) -> None:
+        """See `Lender`."""
+        self._credits += 1
+        self._credit_came.set()
+
+    def lend(self, slot: int, digest: str) -> int:
+        """See `Lender`."""
+        self._seq += 1
+        self._held[self._seq] = (slot, digest)
+        return self._seq
+
     # --- from the client ----------------------------------------------------------------------
 
     def extend(self, first_position: int, sources: Sequence[ShardSource]) -> None:

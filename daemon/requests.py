@@ -1,7 +1,7 @@
-"""What a session asks for and gets one answer to: datasets opened and indexed.
+"""What a session asks for and gets one answer to: datasets opened and indexed, files.
 
-Owns the session's open datasets. Values come from a client and are checked here; whatever is wrong
-with one is an error in its answer, never the end of the session.
+Owns the session's open datasets; its files are in `daemon.files`. Values come from a client and are
+checked here; whatever is wrong with one is an error in its answer, never the end of the session.
 
 Owned by the daemon's loop; several requests of one session run at once.
 """
@@ -18,14 +18,24 @@ from gpufeed.cachefs.plan import PlanBook
 from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import Kind
 from gpufeed.daemon.datasets import Datasets, OpenDataset, Wanted
+from gpufeed.daemon.files import FILE_KINDS, Lender, SessionFiles
+from gpufeed.daemon.storageoptions import options_of
 
-REQUEST_KINDS = frozenset({Kind.OPEN, Kind.INDEX})
+REQUEST_KINDS = frozenset({Kind.OPEN, Kind.INDEX}) | FILE_KINDS
 DATASETS_PER_SESSION_MAX = 256
-OPTION_NAMES = ("endpoint", "key", "secret", "token", "region")
 
 
 class Requests:
-    """See the top of the file. `send` takes a packed message: progress on the way to an answer."""
+    """See the top of the file.
+
+    Args:
+        session: its number.
+        datasets: of the daemon.
+        book: where the session's claims are entered.
+        cache: of the daemon.
+        lender: lends the slots of files that are read.
+        send: takes a packed message: progress on the way to an answer.
+    """
 
     def __init__(
         self,
@@ -33,6 +43,7 @@ class Requests:
         datasets: Datasets,
         book: PlanBook,
         cache: ShardCache,
+        lender: Lender,
         send: Callable[[bytes], None],
     ) -> None:
         self._session = session
@@ -40,6 +51,7 @@ class Requests:
         self._book = book
         self._cache = cache
         self._send = send
+        self._files = SessionFiles(datasets, cache, lender)
         self._open_datasets: dict[int, OpenDataset] = {}
 
     def dataset(self, dataset_id: object) -> OpenDataset:
@@ -59,9 +71,19 @@ class Requests:
         Raises:
             GpufeedError: the request cannot be served; the session goes on.
         """
+        if kind in FILE_KINDS:
+            return await self._files.answer(kind, value)
         if kind is Kind.OPEN:
             return await self._open(value)
         return await self._index(value)
+
+    def close_file(self, value: dict[str, Any]) -> None:
+        """See `SessionFiles`."""
+        self._files.close_file(value)
+
+    def close(self) -> None:
+        """The session is over."""
+        self._files.close()
 
     async def _open(self, value: dict[str, Any]) -> dict[str, Any]:
         if len(self._open_datasets) >= DATASETS_PER_SESSION_MAX:
@@ -91,23 +113,6 @@ class Requests:
             "sizes": [source.spec.size_bytes for source in dataset.sources],
             "counts": self._all.counts(dataset),
         }
-
-
-def options_of(value: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The checked storage options of a request, sorted; empty ones left out.
-
-    Raises:
-        UsageError: no mapping, or a name that is not one of `OPTION_NAMES`.
-    """
-    options = value.get("storage_options", {})
-    if not isinstance(options, dict):
-        raise UsageError("storage_options must be a mapping of names to strings")
-    unknown = [name for name in options if name not in OPTION_NAMES]
-    if unknown:
-        raise UsageError(
-            f"storage_options has {', '.join(unknown)}; known are {', '.join(OPTION_NAMES)}"
-        )
-    return tuple(sorted((name, str(option)) for name, option in options.items() if option))
 
 
 def _wanted(value: dict[str, Any]) -> Wanted:

@@ -41,8 +41,6 @@ REQUESTS_IN_FLIGHT_MAX = 8
 # What a client may send in one body; the daemon parses it on its loop.
 REQUEST_BODY_BYTES_MAX = 16 * MIB
 ACCEPT_PAUSE_S = 0.5
-# The publisher's two tasks live as long as the session.
-_LASTING_TASKS = 2
 
 
 class ServerSession:
@@ -58,7 +56,8 @@ class ServerSession:
         self._room.set()
         self._window = 0
         self._publisher: Publisher | None = None
-        self._requests = Requests(number, server.datasets, server.book, server.cache, self.send)
+        self._requests: Requests | None = None
+        self._requests_in_flight = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -89,16 +88,18 @@ class ServerSession:
                 return
 
     def _handle(self, message: Message) -> None:
-        if self._publisher is None:
+        if self._publisher is None or self._requests is None:
             if message.kind is not Kind.HELLO:
                 raise ProtocolError(f"{message.kind.name} came before HELLO")
             self._hello(message.json())
         elif message.kind is Kind.RELEASE:
             self._publisher.release(wire.unpack_release(message.body))
         elif message.kind is Kind.PLAN:
-            self._plan(self._publisher, message.body)
+            self._plan(self._publisher, self._requests, message.body)
         elif message.kind in REQUEST_KINDS:
-            self._request(message.kind, message.json())
+            self._request(self._requests, message.kind, message.json())
+        elif message.kind is Kind.FILE_CLOSE:
+            self._requests.close_file(message.json())
         else:
             raise ProtocolError(f"a client does not send {message.kind.name}")
 
@@ -112,6 +113,9 @@ class ServerSession:
             self._number, server.cache, server.book, self,
             window_extents=self._window, clock=server.clock,
         )  # fmt: skip
+        self._requests = Requests(
+            self._number, server.datasets, server.book, server.cache, self._publisher, self.send
+        )
         self._spawn(self._publisher.run())
         self._spawn(self._publisher.prefetch())
         arena = server.cache.tools.pool.arena
@@ -122,9 +126,9 @@ class ServerSession:
         }
         self._send(wire.pack(Kind.WELCOME, wire.pack_json(welcome)), os.dup(arena.fd))
 
-    def _plan(self, publisher: Publisher, body: bytes) -> None:
+    def _plan(self, publisher: Publisher, requests: Requests, body: bytes) -> None:
         dataset_id, shard_ids, first = wire.unpack_plan(body)
-        dataset = self._requests.dataset(dataset_id)
+        dataset = requests.dataset(dataset_id)
         count = len(dataset.sources)
         if any(shard >= count for shard in shard_ids):
             raise ProtocolError(f"PLAN names a shard outside the dataset's {count}")
@@ -132,23 +136,26 @@ class ServerSession:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def _request(self, kind: Kind, value: dict[str, Any]) -> None:
-        if len(self._tasks) >= REQUESTS_IN_FLIGHT_MAX + _LASTING_TASKS:
+    def _request(self, requests: Requests, kind: Kind, value: dict[str, Any]) -> None:
+        if self._requests_in_flight >= REQUESTS_IN_FLIGHT_MAX:
             raise ProtocolError(f"more than {REQUESTS_IN_FLIGHT_MAX} requests at once")
         if len(self._outbox) >= OUTBOX_MESSAGES_MAX:
             raise ProtocolError("requests come, but their answers are not read")
         if not isinstance(value.get("id"), int):
             raise ProtocolError("a request without a number")
-        self._spawn(self._answer(kind, value))
+        self._requests_in_flight += 1
+        self._spawn(self._answer(requests, kind, value))
 
-    async def _answer(self, kind: Kind, value: dict[str, Any]) -> None:
-        request = {"id": value.get("id")}
+    async def _answer(self, requests: Requests, kind: Kind, value: dict[str, Any]) -> None:
+        answered = Kind.REPLY
         try:
-            body = wire.pack_json({**request, **await self._requests.answer(kind, value)})
-            self._send_body(Kind.REPLY, body)
+            found = await requests.answer(kind, value)
         except GpufeedError as error:
-            body = wire.pack_json({**request, **wire.pack_error(error)})
-            self._send_body(Kind.ERROR, body)
+            answered, found = Kind.ERROR, dict(wire.pack_error(error))
+        finally:
+            # Before the answer goes: whoever has it may ask again at once.
+            self._requests_in_flight -= 1
+        self._send_body(answered, wire.pack_json({"id": value.get("id"), **found}))
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -241,6 +248,8 @@ class ServerSession:
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
+            if self._requests is not None:
+                self._requests.close()
             self._server.windows.give_back(self._window)
         self._server.book.drop(self._number)
         for _, descriptor in self._outbox:
