@@ -22,8 +22,8 @@ from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin.base import OnTarget
 from gpufeed.cachefs.origin.credentials.chain import CredentialBook
+from gpufeed.cachefs.origin.exchange import Answer, Head
 from gpufeed.cachefs.origin.failure import AttemptFailedError
-from gpufeed.cachefs.origin.http1 import Answer, Head
 from gpufeed.cachefs.origin.oss_address import Address, bucket_and_key, cautions
 from gpufeed.cachefs.origin.oss_answer import check_etag, check_range, crc_of
 from gpufeed.cachefs.origin.oss_client import OssClient, Request

@@ -10,8 +10,8 @@ import base64
 import binascii
 import email.utils
 
+from gpufeed.cachefs.origin.exchange import Answer, Head
 from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure, FailureKind
-from gpufeed.cachefs.origin.http1 import Answer, Head
 from gpufeed.cachefs.origin.oss_xml import ErrorBody, parse_error
 
 # Of any number in a header; a CRC-64 has up to 20.

@@ -25,14 +25,14 @@ from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.credentials.chain import CredentialBook
 from gpufeed.cachefs.origin.deadline import Deadline
 from gpufeed.cachefs.origin.dial import Endpoint
-from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure
-from gpufeed.cachefs.origin.http1 import (
+from gpufeed.cachefs.origin.exchange import (
     ERROR_BODY_LIMIT_BYTES,
     Accept,
     Answer,
     Exchange,
     request_bytes,
 )
+from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure
 from gpufeed.cachefs.origin.limits import Sign
 from gpufeed.cachefs.origin.oss_address import Address
 from gpufeed.cachefs.origin.oss_answer import asked_delay_s, server_offset_s, status_failure

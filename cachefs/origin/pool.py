@@ -29,8 +29,9 @@ from gpufeed.cachefs.config import OriginConfig
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.account import Account, Times, share
 from gpufeed.cachefs.origin.dial import Dialling, Endpoint, connect
+from gpufeed.cachefs.origin.exchange import Answer, Exchange
 from gpufeed.cachefs.origin.failure import AttemptFailedError, FailureKind
-from gpufeed.cachefs.origin.http1 import Answer, Connection, Exchange
+from gpufeed.cachefs.origin.http1 import Connection
 from gpufeed.cachefs.origin.places import Places
 from gpufeed.cachefs.origin.tls import client_context
 

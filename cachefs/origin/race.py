@@ -27,9 +27,9 @@ from typing import Any
 from gpufeed.cachefs.errors import GpufeedError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.account import Account
+from gpufeed.cachefs.origin.exchange import Answer
 from gpufeed.cachefs.origin.failure import AttemptFailedError, Failure, FailureKind
 from gpufeed.cachefs.origin.hedge import Progress
-from gpufeed.cachefs.origin.http1 import Answer
 from gpufeed.cachefs.origin.pool import Ticket
 from gpufeed.cachefs.origin.sink import Sink
 from gpufeed.cachefs.origin.spare import Spares

@@ -20,8 +20,8 @@ from gpufeed.cachefs.errors import (
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin import retry
 from gpufeed.cachefs.origin.engine import OriginEngine
+from gpufeed.cachefs.origin.exchange import request_bytes
 from gpufeed.cachefs.origin.failure import Failure, FailureKind
-from gpufeed.cachefs.origin.http1 import request_bytes
 from gpufeed.cachefs.origin.oss_address import Address, bucket_and_key, cautions
 from gpufeed.cachefs.origin.oss_sign import (
     Credentials,
