@@ -91,6 +91,7 @@ class Account:
         self._parked: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
         self._timer_set = False
         self._last_failure = ""
+        self._cautions: set[str] = set()
         with self._lock:
             self._apply(now_s)
 
@@ -339,6 +340,15 @@ class Account:
         """See `HedgePolicy.refund`."""
         with self._lock:
             self._hedges.refund()
+
+    def caution(self, text: str) -> None:
+        """Warn of a setting; once, however many threads and origins come upon it."""
+        with self._lock:
+            if text in self._cautions:
+                return
+            self._cautions.add(text)
+        _LOG.warning("%s", text)
+        self._metrics.add("origin_warnings_total")
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ Lives on one engine thread's loop.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +33,6 @@ from gpufeed.cachefs.origin.sink import Sink
 from gpufeed.cachefs.origin.spare import Spares
 from gpufeed.cachefs.units import MIB
 
-_LOG = logging.getLogger("gpufeed.origin")
 LIST_PAGE_COUNT = 1000
 LIST_BODY_BYTES_MAX = 8 * MIB
 
@@ -76,8 +74,7 @@ class OssOrigin:
         address = Address.of(config)
         self._client = OssClient(config, address, metrics, book, pool)
         for caution in cautions(address, config):
-            _LOG.warning("%s", caution)
-            metrics.add("origin_warnings_total")
+            pool.account.caution(caution)
         self._races = RaceTools(pool.account, spares, metrics) if spares else None
 
     # --- Origin -------------------------------------------------------------------------------
