@@ -37,8 +37,8 @@ _NAME_ERRORS = "surrogateescape"
 _HEADER = struct.Struct("<4sHHIIII")
 
 
-# Tuples: a fill makes one of each for every member that streams by, and a frozen dataclass takes
-# four times as long to make.
+# Tuples: a fill makes one for every member that streams by, and a frozen dataclass takes half as
+# long again to make (0.66 against 0.46 microseconds).
 class Member(NamedTuple):
     """One field of one sample. `ext` is its name without the key and the dot (``"jpg"``)."""
 
