@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 
 from gpufeed.cachefs.errors import ConfigError
+from gpufeed.cachefs.origin.oss_address import Address, cautions
 from gpufeed.cachefs.units import format_bytes
 from gpufeed.daemon.config import KEYS, LoadedSettings, add_config_flags, load_settings
 from gpufeed.daemon.listen import SOCKET_PATH_BYTES_MAX
@@ -121,3 +122,8 @@ def _notes(loaded: LoadedSettings) -> Iterator[str]:
             )
     if not settings.origin.endpoint:
         yield "origin.endpoint is not set: clients must name one for oss:// in storage_options"
+        return
+    try:
+        yield from cautions(Address.of(settings.origin), settings.origin)
+    except ConfigError as error:  # for oss:// it will not do; for another scheme it may
+        yield str(error)

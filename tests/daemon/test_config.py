@@ -128,6 +128,13 @@ class TestOssVariables:
         ).settings.origin  # fmt: skip
         assert (origin.key, origin.secret, origin.token) == ("k", "x", "")
 
+    def test_are_not_looked_at_where_credentials_come_from_elsewhere(self, load):
+        pair = {"OSS_ACCESS_KEY_ID": "i", "OSS_ACCESS_KEY_SECRET": "s", "OSS_REGION": "r"}
+        origin = load(GPUFEED_ORIGIN_CREDENTIALS="rrsa", **pair).settings.origin
+        assert (origin.credentials, origin.key, origin.region) == ("rrsa", "", "r")
+        origin = load("[origin]\ncredentials = 'static'", **pair).settings.origin
+        assert (origin.credentials, origin.key) == ("static", "i")
+
 
 class TestErrors:
     @pytest.mark.parametrize(
@@ -163,6 +170,12 @@ class TestErrors:
             ("[store]\nfree_floor_ratio = 2", r"must be in \[0, 1\).*file "),
             ("[store]\npath = 3", "a string"),
             ("[origin]\nkey = 'a'", "belong together"),
+            ("[origin]\ncredentials = 'x'", r"must be one of auto.*\(origin.credentials: file "),
+            ("[origin]\ncredentials = 'static'", "set origin.key and origin.secret"),
+            (
+                "[origin]\ncredentials = 'ecs'\nkey = 'a'\nsecret = 'b'",
+                "credentials is ecs, but origin.key is set too",
+            ),
         ],
     )
     def test_in_the_file_are_named_with_it(self, load, text, message):
@@ -228,6 +241,15 @@ class TestCommand:
     def test_check_says_that_it_will_do(self, capsys):
         assert configcommand.command(["check", "--arena", "64MiB"]) == 0
         assert "the configuration is valid" in capsys.readouterr().out
+
+    def test_check_tells_what_would_do_but_costs_money(self, capsys):
+        flags = ("--endpoint", "oss-cn-hangzhou.aliyuncs.com", "--region", "cn-beijing")
+        assert configcommand.command(["check", "--arena", "64MiB", *flags]) == 0
+        out = capsys.readouterr().out
+        assert "note: oss-cn-hangzhou.aliyuncs.com is a public endpoint" in out
+        assert "note: origin.region is cn-beijing, but the endpoint" in out
+        assert configcommand.command(["check", "--arena", "64MiB", "--endpoint", "h/path"]) == 0
+        assert "note: the endpoint 'h/path' is no address" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("flags", "message"),
