@@ -87,7 +87,7 @@ class Account:
         self._health = OriginHealth(now_s)
         self._in_flight_count = 0
         self._was_cut = False
-        self._shown = dict.fromkeys(_GAUGES, 0.0)
+        self._shown = dict.fromkeys(_GAUGES, 0)
         self._parked: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
         self._timer_set = False
         self._last_failure = ""
@@ -161,11 +161,12 @@ class Account:
         self._was_cut = limits.is_cut
         self._show(
             int(limits.connections.value(now_s)),
-            requests_per_s,
-            0.0 if math.isinf(bytes_per_s) else bytes_per_s,
+            round(requests_per_s),
+            0 if math.isinf(bytes_per_s) else round(bytes_per_s),
         )
 
-    def _show(self, *values: float) -> None:
+    def _show(self, *values: int) -> None:
+        # Whole numbers: sums of others would not come back to zero.
         for name, value in zip(_GAUGES, values, strict=True):
             if value != self._shown[name]:
                 self._metrics.add(name, value - self._shown[name])
@@ -355,7 +356,7 @@ class Account:
     def close(self) -> None:
         """Take its share out of the gauges; no call is under way."""
         with self._lock:
-            self._show(0.0, 0.0, 0.0)
+            self._show(0, 0, 0)
             if self._health.state != "healthy":
                 self._metrics.add("origin_degraded", -1)
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 # Test folders are no packages; helpers beside the tests are loaded by their path.
-_spec = importlib.util.spec_from_file_location("node", Path(__file__).with_name("node.py"))
-_node = importlib.util.module_from_spec(_spec)
-sys.modules["node"] = _node
-_spec.loader.exec_module(_node)
+for _name in ("node", "origin_rig"):
+    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_name])
+_node = sys.modules["node"]
 
 
 @pytest.fixture

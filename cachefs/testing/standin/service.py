@@ -170,7 +170,7 @@ class OssService:
             )  # fmt: skip
         self._check_region(request)
         self._authenticate(request, effects)
-        if effects.change_etag:
+        if effects.change_etag and request.key:
             self.buckets.change_version(request.bucket, request.key)
         operation: Callable[[Request, Effects], Reply] = getattr(self, f"_do_{kind}")
         return operation(request, effects)
