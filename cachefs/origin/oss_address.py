@@ -92,6 +92,15 @@ def bucket_and_key(url: str) -> tuple[str, str]:
     return bucket, key
 
 
+def region_of(endpoint: str) -> str:
+    """The region that an endpoint's name tells; empty if it does not.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    return _region(_split(endpoint)[1])
+
+
 def cautions(address: Address, config: OriginConfig) -> list[str]:
     """What will do, but costs money or time; one sentence each."""
     found = []

@@ -14,6 +14,7 @@ Lives on one engine thread's loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -195,6 +196,9 @@ class OssClient:
                 account.given_up(probe=ticket.probe, begun=ticket.has_begun)
         if failure is not None:
             assert credentials is not None, "answered, but never signed"
+            if credentials.is_anonymous and failure.status == 403:
+                detail = f"{failure.detail} The request was unsigned: no credentials were found."
+                failure = dataclasses.replace(failure, detail=detail)
             raise _RefusedError(failure, credentials)
         return answer
 

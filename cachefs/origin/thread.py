@@ -29,6 +29,7 @@ from gpufeed.cachefs.origin.crossing import Crossing
 from gpufeed.cachefs.origin.fsspec_origin import FsspecOrigin
 from gpufeed.cachefs.origin.local import LocalOrigin
 from gpufeed.cachefs.origin.oss import OssOrigin
+from gpufeed.cachefs.origin.oss_address import region_of
 from gpufeed.cachefs.origin.pool import ConnectionPool
 from gpufeed.cachefs.origin.spare import Spares
 
@@ -161,4 +162,7 @@ def _overrides(options: Mapping[str, str]) -> dict[str, Any]:
         for name in ("key", "secret", "token", "role_arn"):
             changes.setdefault(name, "")
         changes["credentials"] = "static"
+    if "endpoint" in changes and region_of(changes["endpoint"]):
+        # Another endpoint's region is its own, not the one that was configured beside ours.
+        changes.setdefault("region", "")
     return changes

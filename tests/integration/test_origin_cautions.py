@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from gpufeed.cachefs.config import OriginConfig
-from gpufeed.cachefs.errors import OperatorError, OriginUnavailableError
+from gpufeed.cachefs.errors import AccessDeniedError, OperatorError, OriginUnavailableError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin import pool
@@ -82,3 +82,28 @@ async def test_a_public_endpoint_and_a_wrong_region_are_warned_about_once(
     assert caplog.text.count("is in cn-hangzhou, which is taken") == 1
     assert "set origin.endpoint to oss-cn-hangzhou-internal.aliyuncs.com" in caplog.text
     assert metrics.get("origin_warnings_total") == 2
+
+
+async def test_a_clients_endpoint_has_its_own_region_and_no_caution(
+    start_engine, metrics, caplog, monkeypatch
+):
+    caplog.set_level(logging.WARNING)
+
+    async def refuse(*_: object) -> None:
+        raise AttemptFailedError(Failure(FailureKind.CONNECT, "refused by the test"))
+
+    monkeypatch.setattr(pool, "connect", refuse)
+    engine = start_engine("http://oss-cn-hangzhou-internal.aliyuncs.com")
+    other = {"endpoint": "oss-cn-beijing-internal.aliyuncs.com"}
+    with pytest.raises(OriginUnavailableError):
+        await engine.head(f"oss://{BUCKET}/a", other)
+    assert metrics.get("origin_warnings_total") == 0
+
+
+async def test_an_unsigned_request_that_is_denied_says_that_it_was_unsigned(
+    oss_standin, start_engine
+):
+    engine = start_engine(oss_standin.endpoint, key="", secret="", credentials="anonymous")
+    for call in (engine.head(f"oss://{BUCKET}/a"), engine.list(f"oss://{BUCKET}/")):
+        with pytest.raises(AccessDeniedError, match="was unsigned: no credentials were found"):
+            await call

@@ -129,7 +129,7 @@ class CredentialBook:
         }
         provider = makers[kind]()
         if config.role_arn:
-            provider = self._renewed(AssumedRole(sts(config.role_arn), provider))
+            provider = self._renewed(AssumedRole(sts(config.role_arn), provider), provider)
         role = f", role {config.role_arn}" if config.role_arn else ""
         _LOG.info("origin credentials: %s%s%s", kind, role, how)
         return provider
@@ -151,8 +151,10 @@ class CredentialBook:
 
     # --- the kinds ----------------------------------------------------------------------------
 
-    def _renewed(self, source: Source) -> CredentialProvider:
-        return RenewedCredentials(source, clock=self._clock, metrics=self._metrics)
+    def _renewed(
+        self, source: Source, base: CredentialProvider | None = None
+    ) -> CredentialProvider:
+        return RenewedCredentials(source, clock=self._clock, metrics=self._metrics, base=base)
 
     def _from_environment(self) -> CredentialProvider:
         for names in _KEY_VARIABLES:

@@ -25,7 +25,7 @@ TOKEN_LIFETIME_S = 21_600
 CONNECT_TIMEOUT_S = 1.0
 TIMEOUT_S = 3.0
 # How often a machine without a role is asked whether it has got one.
-ASK_AGAIN_S = 300.0
+ASK_AGAIN_S = 60.0
 _WHO = "the instance metadata service"
 
 
@@ -104,11 +104,13 @@ class InstanceRole:
 class InstanceRoleIfAny:
     """Satisfies `Source`: the instance's role, or nobody's credentials where there is none.
 
-    Once it had a role it does not take its loss for granted: what fails then is an error.
+    Only where there is no service, or it says that there is no role. A service that is there and
+    fails is an error, and so is the loss of a role that there was: taken for nobody's, each read
+    would be refused, and nothing would say why.
     """
 
     name = "ECS instance role, if any"
-    advice = InstanceRole.advice
+    advice = f"{InstanceRole.advice}; origin.credentials = anonymous is for public buckets"
 
     def __init__(self, role: InstanceRole) -> None:
         self._role = role
@@ -118,7 +120,7 @@ class InstanceRoleIfAny:
         """See `Source`."""
         try:
             issued = await self._role.fetch()
-        except (NotFoundError, OriginUnavailableError):
+        except (NotFoundError, UnreachableError):
             if self._had_one:
                 raise
             return Issued(Credentials("", ""), renew_in_s=ASK_AGAIN_S)

@@ -84,13 +84,21 @@ class RenewedCredentials:
         source: who is asked.
         clock: monotonic seconds.
         metrics: counts renewals and failures.
+        base: whose credentials the source asks with; closed with this one.
         rng: jitter.
     """
 
     def __init__(
-        self, source: Source, *, clock: Clock, metrics: Metrics, rng: random.Random | None = None
+        self,
+        source: Source,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        base: CredentialProvider | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self._source = source
+        self._base = base
         self._clock = clock
         self._metrics = metrics
         # Jitter needs no secrecy, only that nodes differ.
@@ -135,10 +143,11 @@ class RenewedCredentials:
     async def close(self) -> None:
         """See `CredentialProvider`."""
         task = self._task
-        if task is None or task.get_loop() is not asyncio.get_running_loop():
-            return
-        task.cancel()
-        await until_done(task)
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            task.cancel()
+            await until_done(task)
+        if self._base is not None:
+            await self._base.close()
 
     # --- the one question ---------------------------------------------------------------------
 

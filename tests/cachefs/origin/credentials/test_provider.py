@@ -230,6 +230,24 @@ async def test_closing_gives_up_the_question_and_tells_those_who_wait(provider, 
         await waiting
 
 
+async def test_closing_gives_up_what_a_source_asks_with_too(source, clock, metrics):
+    source.gate.clear()
+    base = RenewedCredentials(source, clock=clock, metrics=metrics)
+
+    class OnBehalf(Scripted):
+        async def fetch(self) -> Issued:
+            return Issued(await base.get(), LIFETIME_S)
+
+    role = RenewedCredentials(OnBehalf(), clock=clock, metrics=metrics, base=base)
+    waiting = asyncio.create_task(role.get())
+    await settled()
+    assert source.asked == 1
+    await role.close()
+    with pytest.raises(OriginUnavailableError, match="closed"):
+        await waiting
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_loops_of_several_threads_share_one_question(provider, source):
     source.gate.clear()
     first = asyncio.create_task(provider.get())

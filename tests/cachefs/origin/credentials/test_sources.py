@@ -246,6 +246,13 @@ class TestInstanceRole:
         with pytest.raises(NotFoundError):
             await source.fetch()
 
+    async def test_a_service_that_is_there_and_fails_is_not_taken_for_none(
+        self, services, instance
+    ):
+        services.said.fault = ServiceFault("status", 503)
+        with pytest.raises(OriginUnavailableError, match="HTTP 503"):
+            await InstanceRoleIfAny(instance).fetch()
+
     async def test_where_there_is_no_metadata_service_one_is_nobody(self):
         source = InstanceRoleIfAny(InstanceRole(url="http://127.0.0.1:1"))
         assert (await source.fetch()).credentials.is_anonymous
