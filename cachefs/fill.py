@@ -71,6 +71,10 @@ class Fill:
         """Whether the shard is on its way into the store (not bypassing it)."""
         return self._keeper.is_cached
 
+    async def decided(self) -> None:
+        """Wait until the shard is in the store, or will not be."""
+        await self._keeper.decided()
+
     @property
     def has_failed(self) -> bool:
         """It is about to end with nothing; who comes now needs another fill."""
@@ -114,12 +118,14 @@ class Fill:
         metrics.add("fills_in_flight", 1)
         try:
             await self._receiver.run()
-            await self._extents.drain()
+            await self._extents.summed()
             if self.verified.done():
                 self.verified.result()
             await self._receiver.verify()
             self.verified.set_result(None)
             metrics.add("fills_total")
+            # Readers have what they need: from here on only the disk is waited for.
+            await self._extents.drain()
             crcs = [self._extents.crcs[i] for i in range(self._extents.count)]
             await self._keeper.commit(crcs, self._indexing.encoded())
         except GpufeedError as error:

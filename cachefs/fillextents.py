@@ -56,6 +56,7 @@ class FillExtents:
         self._zeros = zero_ranges(spec, tools.extent_bytes)
         self._missing = self._count_missing()
         self._settling: set[asyncio.Task[None]] = set()
+        self._all_summed = asyncio.Event()
         self.crcs: dict[int, int] = {}
 
     def _count_missing(self) -> dict[int, int]:
@@ -172,6 +173,8 @@ class FillExtents:
         try:
             loop = asyncio.get_running_loop()
             self.crcs[extent] = await loop.run_in_executor(None, checksum.crc64, view[:length])
+            if len(self.crcs) == self.count:
+                self._all_summed.set()
             await self._keeper.write(extent, view, length)
         finally:
             state.settled = True
@@ -191,6 +194,11 @@ class FillExtents:
         self._tools.in_flight.give_back(self._tools.extent_bytes)
 
     # --- the end ------------------------------------------------------------------------------
+
+    async def summed(self) -> None:
+        """Wait until every extent's checksum is known. They may be on their way to the disk."""
+        if self.count:
+            await self._all_summed.wait()
 
     async def drain(self) -> None:
         """Wait until no extent is on its way to the disk."""

@@ -101,12 +101,6 @@ class Fills:
         task.add_done_callback(done)
         return fill
 
-    async def settled(self, fill: Fill) -> None:
-        """Wait until a fill has committed or given up."""
-        task = self._tasks.get(fill)
-        if task is not None:
-            await asyncio.wait([task])
-
     async def idle(self) -> None:
         """Wait until no fill is under way."""
         while self._tasks:

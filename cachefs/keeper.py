@@ -1,7 +1,8 @@
 """One fill's side towards the store: write extents, then commit or abort, each at most once.
 
 A disk that refuses mid-way turns the fill into a streamed one (**bypass**): the readers' bytes are
-fine and they do not notice. Owned by the daemon's loop.
+fine and they do not notice. Whether the shard is kept is **decided** as soon as that is known: a
+disk that hangs may need long to abort, and no reader waits for that. Owned by the daemon's loop.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ class Keeper:
         self._metrics = metrics
         self._reservation = reservation
         self.is_cached = reservation is not None
+        self._decided = asyncio.Event()
+
+    async def decided(self) -> None:
+        """Wait until the shard is in the store, or will not be."""
+        await self._decided.wait()
 
     async def write(self, extent: int, view: memoryview, length_bytes: int) -> None:
         """Write one extent from its slot, unless the shard is only streamed."""
@@ -39,13 +45,18 @@ class Keeper:
         if self.is_cached:
             self.is_cached = False
             self._metrics.add("bypass_total")
+            self._decided.set()
 
     async def commit(self, crcs: Sequence[int], sample_index: bytes | None) -> None:
         """Make the shard visible in the store, or leave nothing there. Not to be cut short."""
-        await self._end(crcs, sample_index)
+        try:
+            await self._end(crcs, sample_index)
+        finally:
+            self._decided.set()
 
     async def abort(self) -> None:
         """Leave nothing in the store. Not to be cut short."""
+        self._decided.set()
         await self._end(None, None)
 
     async def _end(self, crcs: Sequence[int] | None, sample_index: bytes | None) -> None:

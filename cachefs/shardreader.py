@@ -170,7 +170,7 @@ class ShardReader:
                     self._tools.pool.drop(waiting.result())
                 raise
         if fill.is_cached:
-            await self._fills.settled(fill)
+            await fill.decided()
             if self._tools.store.lookup(self._digest) is not None:
                 return None
         if self._fills.has_another(fill):
