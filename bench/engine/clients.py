@@ -35,6 +35,7 @@ class Setting:
         source: where the objects are.
         part_bytes: length of one request.
         connections: requests under way at once.
+        origin_threads: of gpufeed's own engine; 0 = as it chooses.
         directory: scratch of this engine alone, on the disk that is measured.
         socket_path: where a daemon may listen; disks may be mounted too deep for that.
     """
@@ -42,6 +43,7 @@ class Setting:
     source: Source
     part_bytes: int
     connections: int
+    origin_threads: int
     directory: str
     socket_path: str
 

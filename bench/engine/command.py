@@ -37,6 +37,13 @@ def add_flags(parser: argparse.ArgumentParser, *, work_dir: Path) -> None:
         help="CPUs of the engine; the server has one of its own (default %(default)s)",
     )
     add(
+        "--origin-threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads of gpufeed's engine; 0 = as many as it chooses (default %(default)s)",
+    )
+    add(
         "--dir",
         type=Path,
         metavar="DIR",
@@ -78,6 +85,7 @@ def command(arguments: argparse.Namespace) -> int:
         part_bytes=parse_bytes(arguments.part),
         connections=arguments.connections,
         client_cpus=arguments.client_cpus,
+        origin_threads=arguments.origin_threads,
         directory=arguments.dir,
         must_pass=arguments.check,
     )

@@ -66,6 +66,7 @@ def origin_config(setting: Setting) -> OriginConfig:
         secret=ACCESS_SECRET,
         part_bytes=setting.part_bytes,
         connections_max=setting.connections,
+        threads=setting.origin_threads,
         requests_per_s_max=1e6,
     )
 

@@ -45,6 +45,7 @@ from gpufeed.cachefs.units import GIB, KIB, MIB, format_bytes
 
 SILENCE_S = 120.0
 CONNECTIONS_MAX = 1024
+ORIGIN_THREADS_MAX = 64
 PART_BYTES_MIN = 64 * KIB
 SEED = 7
 
@@ -60,6 +61,7 @@ class EngineOptions:
     part_bytes: int = 8 * MIB
     connections: int = 8
     client_cpus: int = 1
+    origin_threads: int = 0
     directory: Path | None = None
     must_pass: bool = False
 
@@ -78,6 +80,7 @@ class EngineOptions:
             (self.repeats, 1, REPEATS_MAX, "--repeats"),
             (self.connections, 1, CONNECTIONS_MAX, "--connections"),
             (self.client_cpus, 1, CONNECTIONS_MAX, "--client-cpus"),
+            (self.origin_threads, 0, ORIGIN_THREADS_MAX, "--origin-threads"),
             (self.part_bytes, PART_BYTES_MIN, GIB, "--part"),
         ):
             if not low <= value <= high:
@@ -229,6 +232,7 @@ class _Bench:
                 source=self._source,
                 part_bytes=options.part_bytes,
                 connections=options.connections,
+                origin_threads=options.origin_threads,
                 directory=str(scratch),
                 socket_path=str(self._place.socket_dir / "engine.sock"),
             ),
@@ -267,6 +271,7 @@ class _Bench:
             "objects": len(self._source.measured),
             "part_bytes": options.part_bytes,
             "connections": options.connections,
+            "origin_threads": options.origin_threads,
             "repeats": options.repeats,
             "server_cpus": list(cpus.server),
             "client_cpus": list(cpus.client),
