@@ -43,7 +43,8 @@ class TlsFront:
         self._inner_port = inner_port
         self._context = context
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        # Those who serve a connection, and what ends them.
+        self._tasks: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         self.port = 0
 
     async def start(self, port: int) -> None:
@@ -69,21 +70,23 @@ class TlsFront:
         if self._server is None:
             return
         self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
+        # Not cancelled: what asyncio calls when they end takes that for a mistake.
+        for transport in self._tasks.values():
+            transport.abort()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "not in a task"
-        self._tasks.add(task)
+        self._tasks[task] = writer.transport
         try:
             inner_reader, inner_writer = await asyncio.open_connection(
                 self._host, self._inner_port, limit=BUFFER_BYTES
             )
         except OSError:
             writer.transport.abort()
+            del self._tasks[task]
             return
         there = asyncio.create_task(_pump(reader, inner_writer))
         back = asyncio.create_task(_pump(inner_reader, writer))
@@ -99,7 +102,7 @@ class TlsFront:
             inner_writer.transport.abort()
             if not writer.is_closing():
                 writer.transport.abort()
-            self._tasks.discard(task)
+            del self._tasks[task]
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -52,6 +54,30 @@ def test_it_says_where_it_listens_and_ends_cleanly(
         assert answer.read() == b"hello"
     process.send_signal(number)
     _, complaints = process.communicate(timeout=20)
+
+    assert (process.returncode, complaints) == (0, b"")
+
+
+def test_with_a_certificate_it_speaks_tls_and_ends_with_connections_open(
+    root: Path, tls_files
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, "--root", str(root), "--public", BUCKET,
+         "--tls-cert", tls_files.certificate, "--tls-key", tls_files.key],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    assert ready["endpoint"] == f"https://127.0.0.1:{ready['port']}"
+    assert ready["control"].startswith("http://")
+    context = ssl.create_default_context(cafile=tls_files.authority)
+    kept = http.client.HTTPSConnection("127.0.0.1", ready["port"], context=context, timeout=20)
+    for _ in range(2):
+        kept.request("GET", f"/{BUCKET}/k")
+        assert kept.getresponse().read() == b"hello"
+    process.send_signal(signal.SIGTERM)
+    _, complaints = process.communicate(timeout=20)
+    kept.close()
 
     assert (process.returncode, complaints) == (0, b"")
 
