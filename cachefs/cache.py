@@ -55,3 +55,4 @@ class ShardCache:
         """Cancel all fills and loads and wait until they let go of everything."""
         await self._loads.close()
         await self._fills.close()
+        self.tools.decoders.shutdown()

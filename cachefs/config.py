@@ -22,6 +22,8 @@ CREDENTIAL_KINDS = ("auto", "static", "env", "rrsa", "ecs", "uri", "anonymous")
 
 # How much of the arena bytes under way from origins may take; the rest is the sessions'.
 IN_FLIGHT_RATIO = 0.25
+# Text compresses to a tenth; what expands more than this was made to fill disks.
+EXPANSION_RATIO_MAX = 256.0
 
 
 def _require(condition: bool, message: str) -> None:
@@ -133,6 +135,8 @@ class StoreConfig:
         write_bytes_per_s_max: for disks that share their bandwidth; what would have to wait long
             is not cached. 0 = no cap.
         writes_in_flight_max: writes of extents under way at once; 0 = as many as threads.
+        decompress: ``.tar.gz`` and ``.tar.zst`` are kept and served as plain tars.
+        expansion_ratio_max: a compressed object that expands further is refused.
     """
 
     path: str = ""
@@ -141,6 +145,8 @@ class StoreConfig:
     io_threads: int = 4
     write_bytes_per_s_max: int = 0
     writes_in_flight_max: int = 0
+    decompress: bool = True
+    expansion_ratio_max: float = EXPANSION_RATIO_MAX
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -159,6 +165,7 @@ class StoreConfig:
             0 <= self.writes_in_flight_max <= 64,
             "store.writes_in_flight_max must be 0 to 64; 0 is as many as threads",
         )
+        _require(self.expansion_ratio_max >= 1, "store.expansion_ratio_max must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

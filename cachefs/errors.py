@@ -34,6 +34,10 @@ class UsageError(GpufeedError):
     exit_status = 2
 
 
+class PastEndError(UsageError):
+    """An extent was asked for that lies past the shard's end. The message has both numbers."""
+
+
 class ConfigError(UsageError):
     """A setting is unknown, malformed or out of range."""
 

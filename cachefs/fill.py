@@ -1,8 +1,9 @@
 """One fill: fetch a shard into arena slots, verify it, commit it to the store; or leave nothing.
 
 However many readers ask, there is one `Fill` a shard at a time (`cachefs.fills` sees to that), run
-as a task of its own, so that its first reader's death does not end it. Its parts: `receiver` asks
-the origin, `fillextents` hands the bytes on, `indexing` finds the samples, `keeper` writes them.
+as a task of its own, so that its first reader's death does not end it. Its parts: `receiver`, or
+`unpacker` for a compressed shard, brings the bytes, as `pace` allows; `fillextents` hands them on,
+`indexing` finds the samples, `keeper` writes.
 
 Invariants:
     - nothing is committed unless every byte arrived and the checksums that the origin tells agree;
@@ -23,11 +24,14 @@ from gpufeed.cachefs.fillextents import FillExtents
 from gpufeed.cachefs.filltools import Engine, FillTools
 from gpufeed.cachefs.indexing import Indexing
 from gpufeed.cachefs.keeper import Keeper
+from gpufeed.cachefs.model import ShardSpec
+from gpufeed.cachefs.pace import Pace
 from gpufeed.cachefs.receiver import Receiver
 from gpufeed.cachefs.sampleindex import SampleIndex
 from gpufeed.cachefs.sources import ShardSource
 from gpufeed.cachefs.store.store import Reservation
 from gpufeed.cachefs.tasks import finished
+from gpufeed.cachefs.unpacker import Unpacker
 
 __all__ = ["Engine", "Fill", "FillTools"]
 
@@ -38,33 +42,37 @@ class Fill:
     """One shard's fill. `run` is its task; the rest is for readers.
 
     Attributes:
-        spec: the shard.
         verified: done when the shard was found right as a whole, or is not to be had.
-        readers: how many are attached.
         given_up: it was cancelled because its last reader left.
     """
 
     def __init__(
         self, source: ShardSource, tools: FillTools, reservation: Reservation | None
     ) -> None:
-        self.spec = spec = source.spec
+        spec = source.spec
         self._tools = tools
         self._keeper = Keeper(tools.store, tools.metrics, reservation)
         self._indexing = Indexing(source.make_indexer(spec))
         self._extents = FillExtents(
             spec, tools, indexing=self._indexing, keeper=self._keeper, on_broken=self._refuse
         )
-        self._receiver = Receiver(
-            spec, tools, self._extents, options=source.options,
-            is_cached=lambda: self._keeper.is_cached,
-        )  # fmt: skip
-        self.readers = 0
+        self._pace = Pace(is_cached=lambda: self._keeper.is_cached, keeps_together=bool(spec.codec))
+        self._receiver: Receiver | Unpacker
+        if spec.codec:
+            self._receiver = Unpacker(source, tools, self._extents, self._pace, keeper=self._keeper)
+        else:
+            self._receiver = Receiver(source, tools, self._extents, self._pace)
         self.given_up = False
         self.verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # A fill that only prefetches has nobody who looks at its error.
         self.verified.add_done_callback(lambda f: None if f.cancelled() else f.exception())
 
     # --- for readers --------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> ShardSpec:
+        """The shard, with its length once that is known."""
+        return self._extents.spec
 
     @property
     def is_cached(self) -> bool:
@@ -92,13 +100,27 @@ class Fill:
         """A slot number, held for the caller, when the extent arrives."""
         return self._extents.wait(extent)
 
-    def advance(self, extent: int) -> None:
-        """A reader wants `extent` next."""
-        self._receiver.advance(extent)
-
-    def demand(self) -> None:
+    def enter(self, reader: object) -> None:
         """Somebody waits for the shard from now on."""
         self._receiver.demand()
+        self._pace.enter(reader)
+
+    def advance(self, reader: object, extent: int) -> None:
+        """A reader that has entered wants `extent` next."""
+        self._pace.advance(reader, extent)
+
+    def leave(self, reader: object) -> int:
+        """A reader that has entered goes; returns how many are left."""
+        self._pace.leave(reader)
+        return self._pace.readers_count
+
+    def serves(self, extent: int) -> bool:
+        """Whether a reader that wants `extent` next can still get everything by way of this fill.
+
+        What has passed comes from the store, or as a range, but of a compressed shard that
+        bypasses the store there is neither.
+        """
+        return self.is_cached or not self.spec.codec or not self.has_passed(extent)
 
     @property
     def chunks(self) -> list[tuple[int, SampleIndex]]:
@@ -126,8 +148,8 @@ class Fill:
             metrics.add("fills_total")
             # Readers have what they need: from here on only the disk is waited for.
             await self._extents.drain()
-            crcs = [self._extents.crcs[i] for i in range(self._extents.count)]
-            await self._keeper.commit(crcs, self._indexing.encoded())
+            self._receiver.close()
+            await self._keeper.commit(self.spec, self._extents.all_crcs(), self._indexing.encoded())
         except GpufeedError as error:
             await self._fail_whole(error)
         except asyncio.CancelledError:
@@ -163,4 +185,5 @@ class Fill:
             self._tools.pool.forget(self.spec.digest)
         await self._extents.drain()
         self._extents.drop_all()
+        self._receiver.close()
         await self._keeper.abort()

@@ -14,8 +14,12 @@ from collections.abc import Callable
 
 from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.filltools import FillTools
+from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.sources import ShardSource
 from gpufeed.cachefs.store.store import Reservation
+
+# Lengths of compressed shards that are remembered without the store's help, 150 bytes each.
+SIZES_MAX = 65536
 
 
 class Fills:
@@ -25,6 +29,7 @@ class Fills:
         self._tools = tools
         self._wanted = wanted
         self._current: dict[str, Fill] = {}
+        self._sizes: dict[str, int] = {}
         self._tasks: dict[Fill, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -35,46 +40,47 @@ class Fills:
         digest = source.spec.digest
         if self.joinable(digest) is not None or self._tools.store.lookup(digest) is not None:
             return None
-        reservation = self._tools.store.reserve(source.spec, wanted=self._wanted)
+        reservation = self._reserve(source)
         if reservation is None:
             return None
         self._tools.metrics.add("misses_total")
         return self._tasks[self._start(source, reservation)]
 
-    def join(self, source: ShardSource) -> Fill:
-        """The shard's fill: the one in flight, or a new one."""
+    def join(self, source: ShardSource, reader: object, extent: int = 0) -> Fill:
+        """The shard's fill, under way or new, for a reader that wants `extent` next."""
         metrics = self._tools.metrics
         fill = self.joinable(source.spec.digest)
-        if fill is not None:
+        if fill is not None and fill.serves(extent):
             metrics.add("coalesced_total")
         else:
             metrics.add("misses_total")
-            reservation = self._tools.store.reserve(source.spec, wanted=self._wanted)
+            reservation = self._reserve(source)
             if reservation is None:
                 metrics.add("bypass_total")
             fill = self._start(source, reservation)
-        self.attach(fill)
+        fill.enter(reader)
         return fill
 
-    def attach(self, fill: Fill) -> None:
-        """A reader waits for a fill from now on, until it leaves."""
-        fill.demand()
-        fill.readers += 1
+    def _reserve(self, source: ShardSource) -> Reservation | None:
+        spec = source.spec
+        size_bytes = self._sizes.get(spec.digest)
+        if size_bytes is not None:
+            spec = spec.sized(size_bytes)
+        return self._tools.store.reserve(spec, wanted=self._wanted)
 
     def joinable(self, digest: str) -> Fill | None:
         """The shard's fill in flight, if there is one that has not failed."""
         fill = self._current.get(digest)
         return None if fill is None or fill.has_failed else fill
 
-    def has_another(self, fill: Fill) -> bool:
-        """Whether the shard's fill in flight is another one than `fill`."""
+    def has_another(self, fill: Fill, extent: int) -> bool:
+        """Whether a reader that wants `extent` had better look for another fill than `fill`."""
         current = self.joinable(fill.spec.digest)
-        return current is not None and current is not fill
+        return (current is not None and current is not fill) or not fill.serves(extent)
 
-    def leave(self, fill: Fill) -> None:
+    def leave(self, fill: Fill, reader: object) -> None:
         """A reader is done with a fill."""
-        fill.readers -= 1
-        if fill.readers or fill.is_cached or fill not in self._tasks or fill.has_failed:
+        if fill.leave(reader) or fill.is_cached or fill not in self._tasks or fill.has_failed:
             return
         # Whoever asks from now on gets another fill, not one that is about to be cancelled.
         digest = fill.spec.digest
@@ -95,11 +101,19 @@ class Fills:
 
         def done(_: asyncio.Task[None]) -> None:
             del self._tasks[fill]
+            self._learn(fill.spec)
             if self._current.get(digest) is fill:
                 del self._current[digest]
 
         task.add_done_callback(done)
         return fill
+
+    def _learn(self, spec: ShardSpec) -> None:
+        """What a compressed shard expands to: the next time, it is reserved for exactly."""
+        if spec.codec and spec.is_sized:
+            while len(self._sizes) >= SIZES_MAX:
+                self._sizes.pop(next(iter(self._sizes)))
+            self._sizes[spec.digest] = spec.size_bytes
 
     async def idle(self) -> None:
         """Wait until no fill is under way."""

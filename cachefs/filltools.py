@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpufeed.cachefs.arena.pool import SlotPool
+from gpufeed.cachefs.config import EXPANSION_RATIO_MAX
 from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.store.store import ShardStore
+
+DECODER_THREADS_MAX = 32
 
 
 class Engine(Protocol):
@@ -34,9 +38,19 @@ class Engine(Protocol):
         ...
 
 
+def _decoders() -> Executor:
+    return ThreadPoolExecutor(DECODER_THREADS_MAX, "gpufeed-decoder")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillTools:
-    """What every fill of a daemon shares."""
+    """What every fill of a daemon shares.
+
+    Attributes:
+        pending: whether a live plan still wants the shard with this digest.
+        expansion_ratio_max: a compressed object that expands further is refused.
+        decoders: threads of decompression, which wait in them for the network.
+    """
 
     engine: Engine
     store: ShardStore
@@ -46,3 +60,5 @@ class FillTools:
     extent_bytes: int
     part_bytes: int
     pending: Callable[[str], bool]
+    expansion_ratio_max: float = EXPANSION_RATIO_MAX
+    decoders: Executor = field(default_factory=_decoders, repr=False)

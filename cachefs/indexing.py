@@ -24,7 +24,7 @@ class Indexing:
         self.chunks: list[tuple[int, SampleIndex]] = []
         self.next_extent = 0
 
-    def feed(self, view: memoryview, *, is_last: bool) -> None:
+    def feed(self, view: memoryview) -> None:
         """The bytes of `next_extent`.
 
         Raises:
@@ -36,10 +36,21 @@ class Indexing:
         if indexer is None:
             return
         indexer.feed(view)
-        if is_last:
-            indexer.finish()
         self._indexer = indexer
-        samples = indexer.take()
+        self._keep(extent, indexer.take())
+
+    def finish(self) -> None:
+        """The shard is over: the last sample is complete.
+
+        Raises:
+            CorruptSampleError: the shard was cut off.
+        """
+        indexer, self._indexer = self._indexer, None
+        if indexer is not None:
+            indexer.finish()
+            self._keep(self.next_extent - 1, indexer.take())
+
+    def _keep(self, extent: int, samples: SampleIndex | None) -> None:
         if samples is not None and len(samples):
             self.chunks.append((extent, samples))
             self._builder.extend(samples)

@@ -12,7 +12,8 @@ Three classes wait, each first come first served, and none passes a higher one:
 - **demand**: somebody waits for the bytes;
 - **prefetch**: leaves `DEMAND_RESERVE_RATIO` of the rest to demand.
 
-A request too large for its class goes alone. Owned by the daemon's loop.
+A request too large for its class goes alone. Who holds room only in case it goes on soon offers it
+(`offer`): it is asked back when others wait. Owned by the daemon's loop.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import enum
+from collections.abc import Callable
 
 from gpufeed.cachefs.config import ArenaConfig
 from gpufeed.cachefs.metrics import Metrics
@@ -72,9 +74,11 @@ class InFlight:
         self._queues: dict[_Class, collections.deque[_Ticket]] = {
             kind: collections.deque() for kind in _Class
         }
+        self._offers: dict[object, Callable[[], None]] = {}
         self._metrics = metrics
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._is_granting = False
 
     @classmethod
     def of_arena(cls, arena: ArenaConfig, *, part_bytes: int, metrics: Metrics) -> InFlight:
@@ -110,6 +114,15 @@ class InFlight:
         self.used_bytes -= size_bytes
         self._grant()
 
+    def offer(self, owner: object, shed: Callable[[], None]) -> None:
+        """`shed` gives room of the owner's back, at once, when somebody waits; called once."""
+        self._offers[owner] = shed
+        self._grant()
+
+    def withdraw_offer(self, owner: object) -> None:
+        """The owner needs its room itself, if it was not asked for."""
+        self._offers.pop(owner, None)
+
     def promote(self, urgency: Urgency) -> None:
         """Somebody waits for a prefetch now: what it waits for becomes demand."""
         urgency.demanded = True
@@ -129,20 +142,33 @@ class InFlight:
         self._grant()
 
     def _grant(self) -> None:
+        # What is shed in here comes back through `give_back`.
+        if not self._is_granting:
+            self._is_granting = True
+            try:
+                self._grant_in_turn()
+            finally:
+                self._is_granting = False
+                self._metrics.set("in_flight_bytes", self.used_bytes)
+
+    def _grant_in_turn(self) -> None:
         for kind, queue in self._queues.items():
             while queue:
                 ticket = queue[0]
                 if not ticket.granted.done():
-                    if not self._fits(ticket.size_bytes, kind):
-                        self._count()
+                    if not self._make_fit(ticket.size_bytes, kind):
                         return
                     self.used_bytes += ticket.size_bytes
                     ticket.granted.set_result(None)
                 queue.popleft()
-        self._count()
+
+    def _make_fit(self, size_bytes: int, kind: _Class) -> bool:
+        while not self._fits(size_bytes, kind):
+            if kind is _Class.PREFETCH or not self._offers:
+                return False
+            owner = next(iter(self._offers))
+            self._offers.pop(owner)()
+        return True
 
     def _fits(self, size_bytes: int, kind: _Class) -> bool:
         return self.used_bytes == 0 or self.used_bytes + size_bytes <= self._ceiling_bytes[kind]
-
-    def _count(self) -> None:
-        self._metrics.set("in_flight_bytes", self.used_bytes)

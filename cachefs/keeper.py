@@ -12,12 +12,17 @@ from collections.abc import Sequence
 
 from gpufeed.cachefs.errors import StorageError
 from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.store.store import Reservation, ShardStore
 from gpufeed.cachefs.tasks import finished
 
 
 class Keeper:
-    """See the top of the file. Without a reservation it keeps nothing."""
+    """See the top of the file. Without a reservation it keeps nothing.
+
+    Attributes:
+        is_cached: the shard is on its way into the store.
+    """
 
     def __init__(
         self, store: ShardStore, metrics: Metrics, reservation: Reservation | None
@@ -41,14 +46,27 @@ class Keeper:
         except StorageError:
             self._stream_on()
 
+    def grow(self, size_bytes: int) -> None:
+        """A shard of unknown length has come so far: make room, or stream it without caching."""
+        reservation = self._reservation
+        if reservation is not None and not self._store.grow(reservation, size_bytes):
+            self._stream_on()
+
     def _stream_on(self) -> None:
         if self.is_cached:
             self.is_cached = False
             self._metrics.add("bypass_total")
             self._decided.set()
 
-    async def commit(self, crcs: Sequence[int], sample_index: bytes | None) -> None:
-        """Make the shard visible in the store, or leave nothing there. Not to be cut short."""
+    async def commit(
+        self, spec: ShardSpec, crcs: Sequence[int], sample_index: bytes | None
+    ) -> None:
+        """Make the shard visible in the store, or leave nothing there. Not to be cut short.
+
+        `spec` is the reservation's, with its length.
+        """
+        if self._reservation is not None:
+            self._reservation.spec = spec
         try:
             await self._end(crcs, sample_index)
         finally:

@@ -99,7 +99,7 @@ def reserve_bytes(spec: ShardSpec, extent_bytes: int) -> int:
         + int(spec.size_bytes * _SAMPLES_RESERVE_RATIO)
         + names_bytes
         + _SOURCE_RESERVE_BYTES * len(spec.sources)
-        + 8 * spec.extent_count(extent_bytes)
+        + 8 * -(-spec.size_bytes // extent_bytes)
     )
     return trailer_offset(spec.size_bytes) + round_up(trailer_bytes, BLOCK_BYTES)
 
@@ -132,6 +132,7 @@ def pack_trailer(spec: ShardSpec, crcs: Sequence[int], packed_samples: bytes | N
             "sources": [
                 [s.info.url, s.info.etag, s.info.size_bytes, s.offset_bytes] for s in spec.sources
             ],
+            **({"codec": spec.codec} if spec.codec else {}),
         },
         separators=(",", ":"),
         ensure_ascii=False,
@@ -225,6 +226,6 @@ def _unpack_identity(data: bytes, size_bytes: int) -> ShardSpec:
             Source(ObjectInfo(url, size, etag), offset)
             for url, etag, size, offset in fields["sources"]
         )
-        return ShardSpec(fields["name"], size_bytes, sources)
+        return ShardSpec(fields["name"], size_bytes, sources, fields.get("codec", ""))
     except (ValueError, TypeError, KeyError) as error:
         raise IntegrityError(f"a shard file whose identity cannot be read: {error}") from None

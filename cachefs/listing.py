@@ -1,6 +1,7 @@
 """From what a user names to shards: the pure half of opening a dataset.
 
-Tars stay as they are, one shard each. Loose objects (one sample each) are laid side by side into
+Tars stay as they are, one shard each; compressed ones are decompressed as they come, and their
+lengths are not known before. Loose objects (one sample each) are laid side by side into
 **virtual shards**: grouped by a fixed pseudo-random permutation, because a listing is sorted by
 class and a shard of one class only would shuffle badly; placed so that an object rarely straddles
 two extents, at a cost of at most `PADDING_RATIO_MAX` of the bytes. Grouping depends on the listing
@@ -16,12 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpufeed.cachefs.codec import codec_of
 from gpufeed.cachefs.errors import UsageError
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec, Source
 from gpufeed.cachefs.sampleindex import Member, SampleIndex, SampleIndexBuilder
 
 TAR_SUFFIXES = (".tar",)
-PACKED_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
+PACKED_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tzst")
+FOREIGN_TAR_SUFFIXES = (".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.lz4")
 PADDING_RATIO_MAX = 0.05
 # Objects begin where a SIMD load likes it.
 ALIGN_BYTES = 64
@@ -43,19 +46,22 @@ def manifest_hash(specs: Sequence[ShardSpec]) -> str:
     return state.hexdigest()
 
 
-def guess_kind(infos: Sequence[ObjectInfo]) -> str:
-    """``tar`` if every object is one, ``loose`` if none is.
+def guess_kind(infos: Sequence[ObjectInfo], *, decompress: bool = True) -> str:
+    """``tar`` if every object is one, compressed or not, ``loose`` if none is.
 
     Raises:
-        UsageError: a mixture.
+        UsageError: a mixture, or tars compressed in a way that is not read.
     """
-    packed = [info.url for info in infos if info.url.lower().endswith(PACKED_TAR_SUFFIXES)]
+    refused = FOREIGN_TAR_SUFFIXES if decompress else FOREIGN_TAR_SUFFIXES + PACKED_TAR_SUFFIXES
+    packed = [info.url for info in infos if info.url.lower().endswith(refused)]
     if packed:
         raise UsageError(
-            f"{packed[0]} is a compressed tar, which is not read yet: unpack it to a plain .tar "
-            "(kind='loose' would read the archive itself as one sample)"
+            f"{packed[0]} is a compressed tar that is not read"
+            f"{'' if decompress else ' (store.decompress is off)'}: store it as .tar, .tar.gz or "
+            ".tar.zst (kind='loose' would read the archive itself as one sample)"
         )
-    tars = sum(info.url.endswith(TAR_SUFFIXES) for info in infos)
+    suffixes = TAR_SUFFIXES + PACKED_TAR_SUFFIXES
+    tars = sum(info.url.lower().endswith(suffixes) for info in infos)
     if tars not in (0, len(infos)):
         raise UsageError(
             f"{tars} of {len(infos)} objects are tar files: say kind='tar' or kind='loose', or "
@@ -64,9 +70,14 @@ def guess_kind(infos: Sequence[ObjectInfo]) -> str:
     return "tar" if tars else "loose"
 
 
-def tar_shards(infos: Sequence[ObjectInfo]) -> list[ShardSpec]:
+def tar_shards(infos: Sequence[ObjectInfo], *, decompress: bool = True) -> list[ShardSpec]:
     """One shard a tar, in the order given."""
-    return [ShardSpec(info.url, info.size_bytes, (Source(info, 0),)) for info in infos]
+    return [whole_shard(info, codec_of(info.url) if decompress else "") for info in infos]
+
+
+def whole_shard(info: ObjectInfo, codec: str = "") -> ShardSpec:
+    """One object as a shard. With a codec, its length is a guess until it was decompressed."""
+    return ShardSpec(info.url, info.size_bytes, (Source(info, 0),), codec=codec, is_sized=not codec)
 
 
 def virtual_shards(

@@ -67,6 +67,7 @@ METRICS: dict[str, Metric] = {
         Metric("hits_total", "counter", "Shards served from the store."),
         Metric("misses_total", "counter", "Shards that had to be filled."),
         Metric("bypass_total", "counter", "Fills streamed without caching, for want of room."),
+        Metric("decompressed_bytes_total", "counter", "Bytes that compressed shards expanded to."),
         Metric("range_bytes_total", "counter", "Bytes fetched as single ranges of a shard."),
         Metric("arena_hit_bytes_total", "counter", "Bytes served from slots still in the arena."),
         Metric("nvme_read_bytes_total", "counter", "Bytes read from the store."),

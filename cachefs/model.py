@@ -8,7 +8,7 @@ so an overwritten object is another shard and never a stale one.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,22 @@ class Source:
 class ShardSpec:
     """A shard: its name, its length and the objects that it is made of.
 
-    Sources are in ascending, non-overlapping order. Gaps between them read as zero bytes.
+    Sources are in ascending, non-overlapping order. Gaps between them read as zero bytes. A shard
+    with a codec has one source, which holds it compressed (`gpufeed.cachefs.codec`).
+
+    Attributes:
+        name: what people call it.
+        size_bytes: its length as it is served; while `is_sized` is false, a guess at that.
+        sources: the objects.
+        codec: how its source is compressed; empty: not at all.
+        is_sized: the length is known. No part of the identity.
     """
 
     name: str
     size_bytes: int
     sources: tuple[Source, ...]
+    codec: str = ""
+    is_sized: bool = True
 
     @property
     def digest(self) -> str:
@@ -55,8 +65,15 @@ class ShardSpec:
             info = source.info
             line = f"{info.url}\0{info.etag}\0{info.size_bytes}\0{source.offset_bytes}\n"
             state.update(line.encode())
+        if self.codec:
+            state.update(f"codec\0{self.codec}\n".encode())
         return state.hexdigest()
+
+    def sized(self, size_bytes: int) -> ShardSpec:
+        """The same shard, whose length is known by now."""
+        return replace(self, size_bytes=size_bytes, is_sized=True)
 
     def extent_count(self, extent_bytes: int) -> int:
         """How many extents of `extent_bytes` hold the shard."""
+        assert self.is_sized, f"the length of {self.name} is not known yet"
         return -(-self.size_bytes // extent_bytes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gpufeed.cachefs.errors import IntegrityError, StorageError
+from gpufeed.cachefs.errors import IntegrityError, StorageError, UsageError
 from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.fills import Fills
 from gpufeed.cachefs.filltools import FillTools
@@ -26,11 +26,20 @@ WRONG_MAX = 3
 
 
 class RangeReader:
-    """See the top of the file. Close it."""
+    """See the top of the file. Close it.
+
+    Raises:
+        UsageError: the shard is compressed.
+    """
 
     def __init__(
         self, source: ShardSource, tools: FillTools, *, fills: Fills, loads: Loads
     ) -> None:
+        if source.spec.codec:
+            raise UsageError(
+                f"{source.spec.name} is compressed ({source.spec.codec}): it can be read from its "
+                "start only; open it as it is stored, without decompressing"
+            )
         self._source = source
         self._digest = source.spec.digest
         self._tools = tools
@@ -111,10 +120,10 @@ class RangeReader:
             return await self._loads.load(self._source, extent, from_store=False), "origin"
         if self._fill is not fill:
             self._let_go()
-            self._fills.attach(fill)
+            fill.enter(self)
             self._fill = fill
         # Should the fill lose its place in the store, it must still come here.
-        fill.advance(extent)
+        fill.advance(self, extent)
         waiting = fill.wait(extent)
         try:
             return await waiting, "origin"
@@ -126,7 +135,7 @@ class RangeReader:
     def _let_go(self) -> None:
         if self._fill is not None:
             fill, self._fill = self._fill, None
-            self._fills.leave(fill)
+            self._fills.leave(fill, self)
         if self._leased:
             self._leased = False
             self._tools.store.release(self._digest)

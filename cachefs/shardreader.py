@@ -14,14 +14,16 @@ Owned by the daemon's loop.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 
-from gpufeed.cachefs.errors import GpufeedError, IntegrityError, StorageError, again
+from gpufeed.cachefs.errors import GpufeedError, IntegrityError, PastEndError, StorageError, again
 from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.fills import Fills
 from gpufeed.cachefs.filltools import FillTools
 from gpufeed.cachefs.loads import Loads
+from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.placement import extent_length
 from gpufeed.cachefs.sampleindex import SampleIndex
 from gpufeed.cachefs.sources import ShardSource
@@ -52,29 +54,39 @@ class ShardReader:
         self._index_is_whole = False
         self._ends = np.zeros(0, dtype=np.uint64)
         self._chunks_taken = 0
-        self._attach()
+        self._attach(0)
 
     @property
-    def extent_count(self) -> int:
-        """Extents of the shard."""
-        return self._source.spec.extent_count(self._tools.extent_bytes)
+    def _spec(self) -> ShardSpec:
+        return self._source.spec if self._fill is None else self._fill.spec
+
+    @property
+    def extent_count(self) -> int | None:
+        """Extents of the shard; None as long as that is not known."""
+        spec = self._spec
+        return spec.extent_count(self._tools.extent_bytes) if spec.is_sized else None
 
     def length(self, extent: int) -> int:
-        """Bytes in this extent."""
-        return extent_length(self._source.spec, extent, self._tools.extent_bytes)
+        """Bytes in this extent, which `extent` has returned."""
+        spec, extent_bytes = self._spec, self._tools.extent_bytes
+        return extent_length(spec, extent, extent_bytes) if spec.is_sized else extent_bytes
 
-    def _attach(self) -> None:
-        """Lease the stored shard, or join its fill."""
+    def _attach(self, extent: int, *, past_store: bool = False) -> None:
+        """Lease the stored shard, or join its fill, to go on with `extent`."""
         store = self._tools.store
-        if store.lookup(self._digest) is None:
-            self._fill = self._fills.join(self._source)
+        stored = store.lookup(self._digest)
+        if stored is None or past_store:
+            self._fill = self._fills.join(self._source, self, extent)
             return
+        if not self._source.spec.is_sized:
+            spec = self._source.spec.sized(stored.size_bytes)
+            self._source = replace(self._source, spec=spec)
         store.lease(self._digest)
         store.touch(self._digest)
         self._leased = True
         self._tools.metrics.add("hits_total")
 
-    async def _know_samples(self, seen: object) -> None:
+    async def _know_samples(self, seen: object, extent: int) -> None:
         """Read the stored shard's sample index, once for all seekers; or look elsewhere for it."""
         async with self._describing:
             if self._attachment is not seen or self._index_is_whole:
@@ -85,12 +97,12 @@ class ShardReader:
                 self._refills += 1
                 if self._refills > REFILLS_MAX:
                     raise
-                self._reattach(seen)
+                self._reattach(seen, extent)
             except StorageError:
                 # The disk cannot say for now. The shard streams by, past the store.
                 self._attachment = object()
                 self._detach()
-                self._fill = self._fills.join(self._source)
+                self._fill = self._fills.join(self._source, self, extent)
             else:
                 if encoded is not None:
                     self._set_index(SampleIndex.decode(encoded))
@@ -103,7 +115,7 @@ class ShardReader:
     def _detach(self) -> None:
         if self._fill is not None:
             fill, self._fill = self._fill, None
-            self._fills.leave(fill)
+            self._fills.leave(fill, self)
         if self._leased:
             self._leased = False
             self._tools.store.release(self._digest)
@@ -112,6 +124,7 @@ class ShardReader:
         """Returns the slot that holds the extent, held for the caller, and the tier it came from.
 
         Raises:
+            PastEndError: the shard has no such extent.
             GpufeedError: the origin failed, or the shard is wrong there.
         """
         pool = self._tools.pool
@@ -119,7 +132,7 @@ class ShardReader:
         while True:
             seen = self._attachment
             if self._leased and not self._index_is_whole:
-                await self._know_samples(seen)
+                await self._know_samples(seen, extent)
                 continue
             slot = pool.table.find(self._digest, extent)
             if slot is not None:
@@ -130,8 +143,9 @@ class ShardReader:
                 found = await self._from_fill(self._fill, extent)
                 if found is not None:
                     return found, "origin"
-                self._reattach(seen)
+                self._reattach(seen, extent)
                 continue
+            self._check_end(extent)
             try:
                 return await self._loads.load(self._source, extent, from_store=True), "nvme"
             except IntegrityError:
@@ -141,10 +155,20 @@ class ShardReader:
                     raise
             except StorageError:
                 # The machine is short of something for now; the shard itself is not to blame.
-                return await self._loads.load(self._source, extent, from_store=False), "origin"
-            self._reattach(seen)
+                if not self._source.spec.codec:
+                    return await self._loads.load(self._source, extent, from_store=False), "origin"
+                self._reattach(seen, extent, past_store=True)
+                continue
+            self._reattach(seen, extent)
 
-    def _reattach(self, seen: object) -> None:
+    def _check_end(self, extent: int) -> None:
+        count = self.extent_count
+        if count is not None and extent >= count:
+            raise PastEndError(
+                f"{self._source.spec.name} has {count} extents; extent {extent} lies past its end"
+            )
+
+    def _reattach(self, seen: object, extent: int, *, past_store: bool = False) -> None:
         """Look the shard up anew, unless another extent's seeker has done so since `seen`."""
         if self._attachment is not seen:
             return
@@ -154,11 +178,11 @@ class ShardReader:
             self._set_index(fill.sample_index)
             self._index_is_whole = True
         self._detach()
-        self._attach()
+        self._attach(extent, past_store=past_store)
 
     async def _from_fill(self, fill: Fill, extent: int) -> int | None:
         """A slot, or None: look the shard up anew (it is stored now, or another fill has it)."""
-        fill.advance(extent)
+        fill.advance(self, extent)
         if fill.has_failed:
             raise again(fill.verified.exception())
         if not fill.has_passed(extent):
@@ -173,7 +197,7 @@ class ShardReader:
             await fill.decided()
             if self._tools.store.lookup(self._digest) is not None:
                 return None
-        if self._fills.has_another(fill):
+        if self._fills.has_another(fill, extent):
             return None
         return await self._loads.load(self._source, extent, from_store=False)
 

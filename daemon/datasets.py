@@ -8,13 +8,20 @@ process itself never speaks to the network.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpufeed.cachefs import urls as addresses
 from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
-from gpufeed.cachefs.errors import AccessDeniedError, CapacityError, NotFoundError, UsageError
+from gpufeed.cachefs.errors import (
+    AccessDeniedError,
+    CapacityError,
+    NotFoundError,
+    PastEndError,
+    UsageError,
+)
 from gpufeed.cachefs.listing import guess_kind, manifest_hash, tar_shards, virtual_shards
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.origin.engine import OriginEngine
@@ -62,11 +69,13 @@ class Datasets:
         *,
         allow: Sequence[str],
         extent_bytes: int,
+        decompress: bool = True,
     ) -> None:
         self.engine = engine
         self._store = store
         self._allow = tuple(allow)
         self._extent_bytes = extent_bytes
+        self._decompress = decompress
         self._ids = itertools.count(1)
         self._opening: dict[Wanted, asyncio.Task[OpenDataset]] = {}
         # Sample counts of shards that could not be kept, so that they are not read again for it.
@@ -95,6 +104,16 @@ class Datasets:
     def counts(self, dataset: OpenDataset) -> list[int]:
         """Samples of each shard, -1 where not known yet."""
         return [self._count(source) for source in dataset.sources]
+
+    def sizes(self, dataset: OpenDataset) -> list[int]:
+        """Bytes of each shard; of a compressed one outside of the store, those at its origin."""
+        return [self._size(source) for source in dataset.sources]
+
+    def _size(self, source: ShardSource) -> int:
+        if source.spec.is_sized:
+            return source.spec.size_bytes
+        stored = self._store.lookup(source.spec.digest)
+        return source.spec.size_bytes if stored is None else stored.size_bytes
 
     def _count(self, source: ShardSource) -> int:
         if isinstance(source.make_indexer, _Known):
@@ -125,7 +144,9 @@ class Datasets:
         for url in named:
             self.check_allowed(url)
         infos = await self._look_up(named, options)
-        kind = guess_kind(infos) if wanted.kind == "auto" else wanted.kind
+        kind = wanted.kind
+        if kind == "auto":
+            kind = guess_kind(infos, decompress=self._decompress)
         sources = self._sources(kind, infos, named, wanted, options)
         specs = [source.spec for source in sources]
         self._check_capacity(specs)
@@ -181,7 +202,7 @@ class Datasets:
         if kind == "tar":
             return [
                 ShardSource(spec=spec, options=options, make_indexer=_tar_indexer)
-                for spec in tar_shards(infos)
+                for spec in tar_shards(infos, decompress=self._decompress)
             ]
         prefix = named[0] if named[0].endswith("/") else named[0].rpartition("/")[0] + "/"
         shards = virtual_shards(
@@ -209,11 +230,14 @@ class Datasets:
 async def _read_through(cache: ShardCache, source: ShardSource) -> int:
     reader = cache.open(source)
     try:
-        for extent in range(reader.extent_count):
-            slot, _ = await reader.extent(extent)
-            cache.tools.pool.drop(slot)
+        extent = 0
+        with contextlib.suppress(PastEndError):
+            while True:
+                slot, _ = await reader.extent(extent)
+                cache.tools.pool.drop(slot)
+                extent += 1
         await reader.finish()
-        return sum(map(len, reader.samples(0, reader.extent_count)))
+        return sum(map(len, reader.samples(0, extent + 1)))
     finally:
         reader.close()
 

@@ -29,9 +29,8 @@ from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
 from gpufeed.cachefs.plan import PlanBook
 from gpufeed.cachefs.units import MIB, format_bytes
 from gpufeed.cachefs.wire import ExtentEvent, Kind, SamplesEvent
+from gpufeed.daemon.seeker import Seeker
 
-# Extents of one shard sought at once: a disk wants a queue.
-READ_AHEAD_EXTENTS = 4
 # How far ahead of the cursor shards are filled: whichever comes first.
 PREFETCH_SHARDS_MAX = 64
 PREFETCH_BYTES_MAX = 1024 * MIB
@@ -185,11 +184,11 @@ class Publisher:
 
     async def _publish(self, position: int, source: ShardSource) -> None:
         reader = self._cache.open(source)
-        seeker = _Seeker(reader)
+        seeker = Seeker(reader)
         shard = _Progress(position)
         try:
             self._set_calm(reader.is_stored)
-            for extent in range(reader.extent_count):
+            while (extent := shard.extents_sent) != reader.extent_count:
                 while seeker.wants_more(extent) and self._take_credit():
                     seeker.seek_next()
                 if seeker.has_sought_all:
@@ -199,13 +198,17 @@ class Publisher:
                     await self._wait_credit()
                     if self._take_credit():
                         seeker.seek_next()
-                slot, tier = await self._timed(seeker.next())
+                found = await self._timed(seeker.next())
+                if found is None:
+                    break
+                slot, tier = found
                 self._publish_extent(shard, extent, reader.length(extent), slot, source)
+                shard.extents_sent += 1
                 shard.bytes_by_tier[tier] += reader.length(extent)
                 self._publish_samples(shard, reader, extent + 1)
                 await self._outlet.drained()
             await reader.finish()
-            self._publish_samples(shard, reader, reader.extent_count + 1)
+            self._publish_samples(shard, reader, shard.extents_sent + 1)
             value = {
                 "position": position,
                 "sample_count": shard.samples_sent,
@@ -236,7 +239,7 @@ class Publisher:
             shard.samples_sent += len(index)
             shard.last_end_bytes = int(index.ends()[-1])
 
-    async def _timed(self, found: Awaitable[tuple[int, str]]) -> tuple[int, str]:
+    async def _timed(self, found: Awaitable[tuple[int, str] | None]) -> tuple[int, str] | None:
         begin_s = self._clock.monotonic_s()
         try:
             return await found
@@ -275,56 +278,11 @@ class Publisher:
 class _Progress:
     """How far one shard has been published."""
 
-    __slots__ = ("bytes_by_tier", "last_end_bytes", "position", "samples_sent")
+    __slots__ = ("bytes_by_tier", "extents_sent", "last_end_bytes", "position", "samples_sent")
 
     def __init__(self, position: int) -> None:
         self.position = position
+        self.extents_sent = 0
         self.samples_sent = 0
         self.last_end_bytes = 0
         self.bytes_by_tier: collections.Counter[str] = collections.Counter()
-
-
-class _Seeker:
-    """Up to `READ_AHEAD_EXTENTS` extents of one shard under way, taken in order."""
-
-    def __init__(self, reader: ShardReader) -> None:
-        self._reader = reader
-        self._next = 0
-        self._tasks: collections.deque[asyncio.Task[tuple[int, str]]] = collections.deque()
-        self.pending_at_close = 0
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._tasks)
-
-    @property
-    def has_sought_all(self) -> bool:
-        return self._next == self._reader.extent_count
-
-    def wants_more(self, extent: int) -> bool:
-        """While `extent` is the next to be taken."""
-        end = min(self._reader.extent_count, extent + READ_AHEAD_EXTENTS)
-        return self._next < end
-
-    def seek_next(self) -> None:
-        coroutine = self._reader.extent(self._next)
-        self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
-        self._next += 1
-
-    def next(self) -> Awaitable[tuple[int, str]]:
-        """The next extent in order; it is the caller's from then on."""
-        return self._take()
-
-    async def _take(self) -> tuple[int, str]:
-        found = await asyncio.shield(self._tasks[0])
-        self._tasks.popleft()
-        return found
-
-    async def close(self) -> list[int]:
-        """Cancel what is under way; returns slots that were found and not taken."""
-        self.pending_at_close = len(self._tasks)
-        for task in self._tasks:
-            task.cancel()
-        results = await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        return [result[0] for result in results if isinstance(result, tuple)]

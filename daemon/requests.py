@@ -110,7 +110,7 @@ class Requests:
             "kind": dataset.kind,
             "manifest_hash": dataset.manifest_hash,
             "names": [source.spec.name for source in dataset.sources],
-            "sizes": [source.spec.size_bytes for source in dataset.sources],
+            "sizes": self._all.sizes(dataset),
             "counts": self._all.counts(dataset),
         }
 

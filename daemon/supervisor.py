@@ -90,12 +90,14 @@ async def running(
             engine=engine, store=store, pool=SlotPool(arena, metrics), metrics=metrics,
             in_flight=InFlight.of_arena(settings.arena, part_bytes=part_bytes, metrics=metrics),
             extent_bytes=extent_bytes, part_bytes=part_bytes, pending=book.pending,
+            expansion_ratio_max=settings.store.expansion_ratio_max,
         )  # fmt: skip
         cache = ShardCache(tools, wanted=book.claimed)
         stack.push_async_callback(cache.close)
         datasets = Datasets(
             engine, store, extent_bytes=extent_bytes,
             allow=ALLOW_ALL if embedded else settings.daemon.allow,
+            decompress=settings.store.decompress,
         )  # fmt: skip
         stack.push_async_callback(datasets.close)
         server = SessionServer(

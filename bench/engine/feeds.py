@@ -215,7 +215,7 @@ class FillClient:
             pool.forget(digest)
             reader = self._cache.open(source)
             found = CRC64_EMPTY
-            for extent in range(reader.extent_count):
+            for extent in range(source.spec.extent_count(EXTENT_BYTES)):
                 slot, tier = await reader.extent(extent)
                 found = crc64(pool.view(slot)[: reader.length(extent)], found)
                 pool.drop(slot)

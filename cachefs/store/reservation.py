@@ -74,6 +74,13 @@ class DiskRoom:
         self._unmade_bytes += size_bytes
         self._unmade_count += 1
 
+    def grown(self, more_bytes: int, *, made: bool) -> None:
+        """A file, made already or not, will be so much longer."""
+        if made:
+            self._free_bytes -= more_bytes
+        else:
+            self._unmade_bytes += more_bytes
+
     def settled(self, size_bytes: int, *, made: bool) -> None:
         """It was made, or will not be."""
         self._unmade_bytes -= size_bytes

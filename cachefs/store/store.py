@@ -227,6 +227,27 @@ class ShardStore:
         self._count()
         return reservation
 
+    def grow(self, reservation: Reservation, size_bytes: int) -> bool:
+        """A shard whose length was guessed is at least so long; False: there is no room for that.
+
+        Nothing is evicted for it: what a shard expands to is known the next time.
+        """
+        disk, opening = self._disk, reservation.opening
+        want_bytes = layout.reserve_bytes(reservation.spec.sized(size_bytes), self._extent_bytes)
+        more_bytes = want_bytes - reservation.size_bytes
+        if more_bytes <= 0:
+            return True
+        if disk is None or not reservation.granted.done() or reservation.granted.exception():
+            return False
+        if more_bytes > disk.room.available_bytes(0):
+            self._measure()
+            return False
+        if not self._accounts.resize(reservation, want_bytes):
+            return False
+        disk.room.grown(more_bytes, made=opening is not None and opening.done())
+        self._count()
+        return True
+
     async def write_extent(
         self, reservation: Reservation, extent: int, data: memoryview, length_bytes: int
     ) -> None:

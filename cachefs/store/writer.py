@@ -111,7 +111,8 @@ class ShardWriter:
         spec = reservation.spec
         await asyncio.shield(reservation.granted)
         path = self._directory.temporary_path(spec.digest, reservation.number)
-        size_bytes = layout.trailer_offset(spec.size_bytes)
+        # What turns out longer or shorter than guessed grows as it is written.
+        size_bytes = layout.trailer_offset(spec.size_bytes if spec.is_sized else 0)
         descriptor = await self._watched(self._make, path, size_bytes)
         self._room.settled(reservation.size_bytes, made=True)
         return descriptor

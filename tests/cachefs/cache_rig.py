@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import random
 import tarfile
@@ -11,7 +13,8 @@ from gpufeed.cachefs.arena.memfd import Arena
 from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
 from gpufeed.cachefs.clock import SystemClock
-from gpufeed.cachefs.config import ArenaConfig, OriginConfig, StoreConfig
+from gpufeed.cachefs.config import EXPANSION_RATIO_MAX, ArenaConfig, OriginConfig, StoreConfig
+from gpufeed.cachefs.errors import PastEndError
 from gpufeed.cachefs.filltools import Engine, FillTools
 from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.listing import tar_shards, virtual_shards
@@ -46,6 +49,7 @@ class Rig:
     def __init__(
         self, path: Path | None, *, slots: int = 16, capacity: int = 64 << 20,
         engine: Engine | None = None, metrics: Metrics | None = None, files: Files | None = None,
+        expansion_ratio_max: float = EXPANSION_RATIO_MAX,
     ) -> None:  # fmt: skip
         self.metrics = metrics or Metrics()
         self.engine = engine or MemoryEngine()
@@ -60,7 +64,7 @@ class Rig:
         tools = FillTools(
             engine=self.engine, store=self.store, pool=self.pool, metrics=self.metrics,
             extent_bytes=EXTENT, part_bytes=2 * EXTENT, pending=lambda _: False,
-            in_flight=self.in_flight,
+            in_flight=self.in_flight, expansion_ratio_max=expansion_ratio_max,
         )  # fmt: skip
         self.cache = ShardCache(tools, wanted=lambda _: False)
 
@@ -68,6 +72,29 @@ class Rig:
         self.engine.objects[f"mem://{name}"] = data
         (spec,) = tar_shards([self.engine.info(f"mem://{name}")])
         return ShardSource(spec=spec, make_indexer=lambda s: TarIndexer(s.name))
+
+    def whole(self, url: str) -> ShardSource:
+        """An object of any format, decompressed where its name says so."""
+        (spec,) = tar_shards([self.engine.info(url)])
+        return ShardSource(spec=spec, make_indexer=lambda _: None)
+
+    async def read_bytes(self, source: ShardSource, *, pause: int = 0) -> bytes:
+        """Everything of a shard, with so many turns of the loop between extents."""
+        reader = self.cache.open(source)
+        data, extent = b"", 0
+        try:
+            with contextlib.suppress(PastEndError):
+                while True:
+                    slot, _ = await reader.extent(extent)
+                    data += bytes(self.pool.view(slot)[: reader.length(extent)])
+                    self.pool.drop(slot)
+                    extent += 1
+                    for _ in range(pause):
+                        await asyncio.sleep(0)
+            await reader.finish()
+        finally:
+            reader.close()
+        return data
 
     def loose(self, objects: dict[str, bytes]) -> list[ShardSource]:
         for name, data in objects.items():
@@ -85,9 +112,12 @@ class Rig:
         """Everything of a shard, as samples would be cut out of it: key.ext -> bytes."""
         reader = self.cache.open(source)
         try:
-            data, samples, seen = b"", [], 0
-            for extent in range(reader.extent_count):
-                slot, tier = await reader.extent(extent)
+            data, samples, seen, extent = b"", [], 0, 0
+            while True:
+                try:
+                    slot, tier = await reader.extent(extent)
+                except PastEndError:
+                    break
                 if tiers is not None:
                     tiers.add(tier)
                 data += bytes(self.pool.view(slot)[: reader.length(extent)])
@@ -95,6 +125,8 @@ class Rig:
                 for index in reader.samples(seen, extent + 1):
                     seen += len(index)
                     samples += list(index)
+                extent += 1
+            assert extent == reader.extent_count
             await reader.finish()
             for index in reader.samples(seen, reader.extent_count + 1):
                 samples += list(index)

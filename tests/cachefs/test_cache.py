@@ -288,7 +288,7 @@ async def test_samples_are_known_at_once_after_a_refill(tmp_path: Path) -> None:
     await rig.cache.idle()
     reader = rig.cache.open(source)
 
-    reader._reattach(reader._attachment)
+    reader._reattach(reader._attachment, 0)
     rig.pool.drop((await reader.extent(0))[0])
 
     assert [len(index) for index in reader.samples(0, reader.extent_count)] == [whole]

@@ -6,13 +6,22 @@ import io
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import tarfile
+import time
 import urllib.request
 from pathlib import Path
 
+from gpufeed.cachefs.client import (
+    ExtentEvent,
+    FailEvent,
+    SamplesEvent,
+    Session,
+    ShardEndEvent,
+)
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET, KEY, REGION, SECRET
 
 READY_TIMEOUT_S = 60.0
@@ -128,3 +137,63 @@ class Node:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+
+# --- a session's side ---------------------------------------------------------------------------
+
+
+def read_all(session: Session, dataset, shard_ids) -> dict[str, dict[str, bytes]]:
+    """Read the planned shards to the end, as a loader would: copy a sample, give its extents."""
+    positions = session.extend_plan(dataset, shard_ids)
+    slots: dict[tuple[int, int], tuple[int, int]] = {}
+    found: dict[str, dict[str, bytes]] = {}
+    ended = 0
+    while ended < len(positions):
+        events = session.receive()
+        if not events:
+            assert select.select([session], [], [], 30)[0], "the daemon fell silent"
+        for event in events:
+            if isinstance(event, FailEvent):
+                raise event.error
+            if isinstance(event, ExtentEvent):
+                slots[(event.position, event.extent)] = (event.slot, event.seq)
+            elif isinstance(event, SamplesEvent):
+                for ref in event.index:
+                    fields = {m.ext: cut(session, slots, event.position, m) for m in ref.members}
+                    assert ref.key not in found
+                    found[ref.key] = fields
+                last = event.index[len(event.index) - 1].members[-1]
+                done = (last.offset_bytes + last.size_bytes) // session.extent_bytes
+                release(session, slots, lambda p, e, q=event.position, d=done: p == q and e < d)
+            elif isinstance(event, ShardEndEvent):
+                ended += 1
+                release(session, slots, lambda p, _, q=event.position: p == q)
+    assert not slots
+    return found
+
+
+def cut(session: Session, slots, position: int, member) -> bytes:
+    data, at, left = b"", member.offset_bytes, member.size_bytes
+    while left:
+        extent, inside = divmod(at, session.extent_bytes)
+        take = min(left, session.extent_bytes - inside)
+        begin = slots[(position, extent)][0] * session.extent_bytes + inside
+        data += bytes(session.arena()[begin : begin + take])
+        at, left = at + take, left - take
+    return data
+
+
+def release(session: Session, slots, which) -> None:
+    chosen = [key for key in slots if which(*key)]
+    session.release([slots.pop(key)[1] for key in chosen])
+
+
+def wait_until_gone(node) -> None:
+    """The daemon notices a closed socket by itself; look until it has, for at most 10 s."""
+    deadline_s = time.monotonic() + 10
+    status = node.status()
+    while (status["sessions"] or status["fills_in_flight"]) and time.monotonic() < deadline_s:
+        status = node.status()
+    assert status["sessions"] == 0
+    assert status["fills_in_flight"] == 0
+    assert status["arena_leased_slots"] == 0
