@@ -23,6 +23,14 @@ _DISTRIBUTIONS = (
     "ossfs",
     "oss2",
     "fsspec",
+    "uvloop",
+    "httptools",
+    "fastcrc",
+    "aiohttp",
+    "obstore",
+    "opendal",
+    "alibabacloud-oss-v2",
+    "osstorchconnector",
 )
 _GIT_TIMEOUT_S = 5.0
 
@@ -37,6 +45,7 @@ def fingerprint(work_dir: Path) -> dict[str, Any]:
         "memory_bytes": _memory_bytes(),
         "kernel": platform.release(),
         "machine": platform.machine(),
+        "shmem_huge_pages": _line(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
         "python": sys.version.split()[0],
         "packages": {name: _version(name) for name in _DISTRIBUTIONS},
         "ld_preload": os.environ.get("LD_PRELOAD") or None,

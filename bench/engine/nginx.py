@@ -16,6 +16,7 @@ import os
 import pwd
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,18 @@ def find_nginx() -> str:
             "`./run deps` installs it from Debian"
         )
     return found
+
+
+def nginx_version() -> str | None:
+    """As it says it, for example ``nginx/1.22.1``; None if it does not say."""
+    done = subprocess.run(  # noqa: S603 found by us
+        [find_nginx(), "-v"],
+        capture_output=True,
+        text=True,
+        timeout=READY_TIMEOUT_S,
+        check=False,
+    )
+    return done.stderr.rpartition(" ")[2].strip() or None
 
 
 def start_nginx(

@@ -24,7 +24,7 @@ from gpufeed.bench.children import Child, Family, stream
 from gpufeed.bench.engine import report
 from gpufeed.bench.engine.clients import Setting
 from gpufeed.bench.engine.libraries import VENDOR_HOST
-from gpufeed.bench.engine.nginx import find_nginx, server_pid, start_nginx
+from gpufeed.bench.engine.nginx import find_nginx, nginx_version, server_pid, start_nginx
 from gpufeed.bench.engine.objects import (
     BUCKET,
     Source,
@@ -267,6 +267,7 @@ class _Bench:
         options, cpus = self._options, self._cpus
         return {
             "source": "nginx, 1 worker, sendfile, loopback; objects in the page cache",
+            "server_version": nginx_version(),
             "size_bytes": sum(item.size_bytes for item in self._source.measured),
             "objects": len(self._source.measured),
             "part_bytes": options.part_bytes,

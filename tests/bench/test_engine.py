@@ -256,6 +256,7 @@ def test_a_run_measures_checks_and_leaves_nothing(tmp_path, monkeypatch):
     assert list(rows) == ["raw", "gpufeed", "gpufeed-fill"]
     assert [entry["engine"] for entry in result["skipped"]] == ["absent"]
     assert len(result["targets"]) == 2
+    assert result["server_version"].startswith("nginx/")
     for row in rows.values():
         assert row["repeats"] == 1
         assert row["gb_per_s_min"] <= row["gb_per_s"] <= row["gb_per_s_max"]

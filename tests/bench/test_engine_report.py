@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpufeed.bench.engine import report
+from gpufeed.bench.cli import main
+from gpufeed.bench.engine import report, runner
 
 GB = 10**9
 
@@ -95,3 +96,25 @@ def test_a_disturbed_machine_and_a_skipped_engine_are_said():
     lines = report.closing_lines(result)
     assert lines[0] == "skipped obstore: obstore is not installed"
     assert lines[-1].endswith("of raw")
+
+
+@pytest.mark.parametrize(("fill_s", "status"), [(0.7, 0), (0.8, 5)])
+def test_check_ends_with_a_status_of_its_own(monkeypatch, tmp_path, fill_s, status):
+    runs = {
+        "raw": [run(0.4)],
+        "aiohttp": [run(1.0)],
+        "gpufeed": [run(0.4)],
+        "gpufeed-fill": [run(fill_s)],
+    }
+    monkeypatch.setattr(runner, "run", lambda options, progress: assembled(runs))
+
+    assert main(["engine", "--work-dir", str(tmp_path), "--check"]) == status
+    assert main(["engine", "--work-dir", str(tmp_path)]) == 0
+
+
+def test_a_target_that_could_not_be_judged_is_not_met(monkeypatch, tmp_path):
+    skipped = [{"engine": "aiohttp", "reason": "aiohttp is not installed"}]
+    runs = {"raw": [run(0.4)], "gpufeed": [run(0.4)], "gpufeed-fill": [run(0.5)]}
+    monkeypatch.setattr(runner, "run", lambda options, progress: assembled(runs, skipped))
+
+    assert main(["engine", "--work-dir", str(tmp_path), "--check"]) == 5
