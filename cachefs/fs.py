@@ -154,17 +154,17 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
                 f"gpufeed lists no buckets: name one, for example gpufeed://bucket/ "
                 f"({self.target_protocol})"
             )
-        base = path.rstrip("/") + "/"
+        address = self._address(path).rstrip("/") + "/"
         cursor: int | None = None
         entries = []
         while True:
             more = {"recursive": recursive} if cursor is None else {"cursor": cursor}
             with as_os_errors():
-                page = self._place.ask(Kind.LIST, self._address(base), **more)
-            for name, size_bytes, etag in page["entries"]:
-                full = base + name
-                is_folder = name.endswith("/")
-                entries.append(_folder(full[:-1]) if is_folder else _file(full, size_bytes, etag))
+                page = self._place.ask(Kind.LIST, address, **more)
+            for url, size_bytes, etag in page["entries"]:
+                is_folder = url.endswith("/")
+                name = self._strip_protocol(url)
+                entries.append(_folder(name) if is_folder else _file(name, size_bytes, etag))
             cursor = page["cursor"]
             if cursor is None:
                 return entries
@@ -214,7 +214,7 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
         **kwargs: Any,
     ) -> Any:
         if mode != "rb":
-            return self.open_for_writing(path, mode, block_size, autocommit, **kwargs)
+            return self.open_for_writing(path, mode, autocommit=autocommit)
         remote = self._remote(path, kwargs.get("etag"))
         return ReadingFile(self, path, remote, block_size or self._buffer_bytes)
 

@@ -5,17 +5,25 @@ local files), imported when first needed: who only reads never has it. What was 
 here, in listings; readers look an object up when they open it, in this process and every other, so
 none begins with the version before.
 
-A file opened with mode ``x``, or written with ``mode="create"``, is looked for first. Two writers
-at the same moment are not told apart: object stores' filesystems offer no way.
+What is written through `open` is sent when the file is closed, as one object. Appending sends what
+was there again, with what is new. A file opened with mode ``x``, or written with ``mode="create"``,
+is looked for first; two writers at the same moment are not told apart, since the filesystems of
+object stores offer no way.
 """
 
 from __future__ import annotations
 
 import io
+import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import fsspec
+
+from gpufeed.cachefs.units import MIB
+
+# Beyond it, what is written waits on disk.
+SPOOL_BYTES_MAX = 32 * MIB
 
 
 class WritingMixin:
@@ -43,15 +51,24 @@ class WritingMixin:
     def _stripped(self, path: Any) -> Any:
         return self._strip_protocol(path)  # type: ignore[attr-defined] # as above
 
-    def open_for_writing(
-        self, path: str, mode: str, block_size: int | None, autocommit: bool, **kwargs: Any
-    ) -> WritingFile:
-        """A file that is there when it is closed."""
+    def open_for_writing(self, path: str, mode: str, *, autocommit: bool) -> WritingFile:
+        """A file that is there, whole, once it is closed; see `WritingFile`."""
         if mode == "xb":
             self._must_be_new(path)
-            mode = "wb"
-        inner = self.target.open(path, mode, block_size=block_size, autocommit=autocommit, **kwargs)
-        return WritingFile(inner, lambda: self._changed(path))
+        elif mode not in ("wb", "ab"):
+            raise ValueError(f"mode {mode!r}: files are opened with rb, wb, xb or ab")
+        file = WritingFile(path, self._send, autocommit=autocommit)
+        if mode == "ab" and self.exists(path):  # type: ignore[attr-defined] # as above
+            file.write(self.cat_file(path))  # type: ignore[attr-defined] # as above
+        return file
+
+    def _send(self, path: str, spool: IO[bytes], size_bytes: int) -> None:
+        """Put what was written at its place."""
+        if size_bytes <= SPOOL_BYTES_MAX:
+            self.target.pipe_file(path, spool.read(size_bytes))
+        else:
+            self.target.put_file(spool.name, path)
+        self._changed(path)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         """Write a whole file."""
@@ -73,8 +90,11 @@ class WritingMixin:
         self._changed(rpath)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Copy within the origin."""
+        """Copy within the origin; of a folder, the folder alone."""
         path1, path2 = self._stripped(path1), self._stripped(path2)
+        if self.isdir(path1):  # type: ignore[attr-defined] # the other half's
+            self.makedirs(path2, exist_ok=True)
+            return
         self.target.cp_file(path1, path2, **kwargs)
         self._changed(path2)
 
@@ -86,10 +106,11 @@ class WritingMixin:
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Delete files, or whole folders."""
-        path = self._stripped(path)
-        self.target.rm(path, recursive=recursive, maxdepth=maxdepth)
         for one in [path] if isinstance(path, str) else path:
-            self._changed(one)
+            # One by one: ossfs forgets `recursive` where it gets a list.
+            stripped = self._stripped(one)
+            self.target.rm(stripped, recursive=recursive, maxdepth=maxdepth)
+            self._changed(stripped)
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Make a folder, where the target has such a thing."""
@@ -110,54 +131,83 @@ class WritingMixin:
         self._changed(path)
 
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
-        """Make an empty file."""
+        """Make an empty file; one that is there stays, without `truncate`, with a new time."""
+        if truncate or not self.exists(path):  # type: ignore[attr-defined] # the other half's
+            self.pipe_file(path, b"")
+            return
         path = self._stripped(path)
-        self.target.touch(path, truncate=truncate, **kwargs)
+        self.target.touch(path, truncate=False, **kwargs)
         self._changed(path)
 
 
-class WritingFile(io.BufferedIOBase):
-    """The target's own file; `changed` is called when its bytes are there, or not wanted."""
+def _named_spool() -> IO[bytes]:
+    return tempfile.NamedTemporaryFile(prefix="gpufeed-write-")
 
-    def __init__(self, inner: Any, changed: Callable[[], None]) -> None:
-        self._inner = inner
-        self._has_changed = changed
-        self.mode = inner.mode
-        self.path = inner.path
+
+class WritingFile(io.BufferedIOBase):
+    """Keeps what is written, in memory and then on disk, and sends it as a whole when closed.
+
+    So a reader sees the old object or the new one; a writer that dies, and a ``with`` block that
+    ends in an error, leave the old. In a transaction it is sent by `commit`. `send` gets the path,
+    a file that stands at its start, and its length in bytes.
+    """
+
+    mode = "wb"
+
+    def __init__(
+        self, path: str, send: Callable[[str, IO[bytes], int], None], *, autocommit: bool
+    ) -> None:
+        self.path = path
+        self._send = send
+        self._autocommit = autocommit
+        # A name is needed where it is long: the target's filesystem sends it in parts, from disk.
+        self._spool: IO[bytes] = io.BytesIO()
+        self._size_bytes = 0
 
     def writable(self) -> bool:
         """It is."""
         return True
 
-    def write(self, data: Any) -> int:
-        """See the target's file."""
-        return int(self._inner.write(data))
-
     def tell(self) -> int:
         """Bytes written."""
-        return int(self._inner.tell())
+        return self._size_bytes
 
-    def flush(self) -> None:
-        """See the target's file."""
-        if not self.closed:
-            self._inner.flush()
+    def write(self, data: Any) -> int:
+        """Keep some more."""
+        if self.closed:
+            raise ValueError(f"{self.path} is closed already")
+        view = memoryview(data).cast("B")
+        if isinstance(self._spool, io.BytesIO) and self._size_bytes + len(view) > SPOOL_BYTES_MAX:
+            kept, self._spool = self._spool, _named_spool()
+            self._spool.write(kept.getbuffer())
+        self._spool.write(view)
+        self._size_bytes += len(view)
+        return len(view)
 
     def commit(self) -> None:
-        """End of a transaction: the file gets its place."""
-        self._inner.commit()
-        self._has_changed()
+        """Send it; called by `close`, or at the end of a transaction."""
+        self._spool.flush()
+        self._spool.seek(0)
+        try:
+            self._send(self.path, self._spool, self._size_bytes)
+        finally:
+            self._spool.close()
 
     def discard(self) -> None:
-        """A transaction that failed."""
-        self._inner.discard()
-        self._has_changed()
+        """A transaction that failed: nothing is sent."""
+        self._spool.close()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Send it, if the block went well."""
+        if kind is not None and not self.closed:
+            super().close()
+            self.discard()
+        self.close()
 
     def close(self) -> None:
-        """Write what is left."""
+        """End of writing."""
         if self.closed:
             return
-        try:
-            super().close()
-        finally:
-            self._inner.close()
-            self._has_changed()
+        super().close()
+        if self._autocommit:
+            self.commit()

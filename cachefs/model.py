@@ -28,6 +28,12 @@ class ObjectInfo:
     crc64: int | None = None
 
 
+def folder_info(url: str) -> ObjectInfo:
+    """A folder in a listing of folders: its address ends with ``/``, and it holds no bytes."""
+    assert url.endswith("/"), url
+    return ObjectInfo(url, 0, "folder")
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One object's place inside a shard: bytes ``[offset_bytes, offset_bytes + size)``."""

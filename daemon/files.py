@@ -21,9 +21,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gpufeed.cachefs import urls as addresses
-from gpufeed.cachefs.cache import ShardCache, ShardReader, ShardSource
+from gpufeed.cachefs.cache import RangeReader, ShardCache, ShardSource
 from gpufeed.cachefs.errors import CapacityError, NotFoundError, ProtocolError, ShardChangedError
-from gpufeed.cachefs.folders import Entry, entries_below
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec, Source
 from gpufeed.cachefs.sources import Indexer
 from gpufeed.cachefs.wire import Kind
@@ -63,7 +62,7 @@ class _File:
 
     def __init__(self, source: ShardSource) -> None:
         self.source = source
-        self.reader: ShardReader | None = None
+        self.reader: RangeReader | None = None
         self.users = 0
         self.has_failed = False
 
@@ -79,7 +78,7 @@ class SessionFiles:
         self._files: dict[int, _File] = {}
         # Files with a reader, the least recently used first.
         self._reading: collections.OrderedDict[int, _File] = collections.OrderedDict()
-        self._listings: dict[int, collections.deque[Entry]] = {}
+        self._listings: dict[int, collections.deque[ObjectInfo]] = {}
 
     async def answer(self, kind: Kind, value: dict[str, Any]) -> dict[str, Any]:
         """The answer to one request of `FILE_KINDS`.
@@ -121,7 +120,7 @@ class SessionFiles:
                 return {"type": "file", "size": info.size_bytes, "etag": info.etag}
             except NotFoundError:
                 # Object stores have no folders: one is there while something is below it.
-                if not await engine.list(url + "/", options):
+                if not await engine.has_folder(f"{url}/", options):
                     raise
         return {"type": "directory", "size": 0, "etag": ""}
 
@@ -132,13 +131,7 @@ class SessionFiles:
                 raise CapacityError(
                     f"{LISTINGS_MAX} listings of this session are not fetched to their end"
                 )
-            url, options = self._asked(value)
-            folder = url if url.endswith("/") else url + "/"
-            infos = await self._datasets.engine.list(
-                folder, options, limit_count=OBJECTS_LISTED_MAX
-            )
-            entries = entries_below(infos, folder, recursive=bool(value.get("recursive")))
-            rest = collections.deque(entries)
+            rest = collections.deque(await self._below(value))
             cursor = next(self._numbers)
         else:
             rest = self._listings.pop(cursor, collections.deque())
@@ -146,9 +139,20 @@ class SessionFiles:
         if rest:
             self._listings[cursor] = rest
         return {
-            "entries": [[e.name, e.size_bytes, e.etag] for e in page],
+            "entries": [[info.url, info.size_bytes, info.etag] for info in page],
             "cursor": cursor if rest else None,
         }
+
+    async def _below(self, value: dict[str, Any]) -> list[ObjectInfo]:
+        url, options = self._asked(value)
+        folder = url if url.endswith("/") else f"{url}/"
+        engine = self._datasets.engine
+        if value.get("recursive"):
+            # Keys that stand for folders are no files.
+            infos = await engine.list(folder, options, limit_count=OBJECTS_LISTED_MAX)
+            return [info for info in infos if not info.url.endswith("/")]
+        infos = await engine.list_folder(folder, options, limit_count=OBJECTS_LISTED_MAX)
+        return [info for info in infos if info.url != folder]
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -195,9 +199,9 @@ class SessionFiles:
         self._cache.tools.metrics.add("published_bytes_total", reader.length(extent))
         return {"seq": seq, "slot": slot, "length": reader.length(extent)}
 
-    def _reader(self, number: int, file: _File) -> ShardReader:
+    def _reader(self, number: int, file: _File) -> RangeReader:
         if file.reader is None:
-            file.reader = self._cache.open(file.source)
+            file.reader = self._cache.open_ranges(file.source)
             self._reading[number] = file
         self._reading.move_to_end(number)
         if len(self._reading) > READERS_MAX:

@@ -33,6 +33,14 @@ class Origin(Protocol):
         """All objects whose address begins with `prefix_url`, in ascending order of address."""
         ...
 
+    def list_folder(self, folder_url: str) -> AsyncIterator[ObjectInfo]:
+        """What is right below a folder, whose address ends with ``/``, in any order.
+
+        Folders come as `folder_info`, each once; so may the folder itself, as a sign that it is
+        there though it is empty. Nothing at all: there is no such folder.
+        """
+        ...
+
     async def read_into(
         self,
         info: ObjectInfo,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gpufeed.cachefs.config import OriginConfig
@@ -21,7 +21,7 @@ from gpufeed.cachefs.errors import OriginUnavailableError, UsageError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.origin.account import AccountBook
-from gpufeed.cachefs.origin.base import OnTarget, Origin
+from gpufeed.cachefs.origin.base import OnTarget
 from gpufeed.cachefs.origin.cpus import thread_count, usable_cpus
 from gpufeed.cachefs.origin.credentials.chain import CredentialBook
 from gpufeed.cachefs.origin.crossing import Crossing
@@ -101,7 +101,34 @@ class OriginEngine:
             GpufeedError: see `Origin.list`.
         """
         return await self._call(
-            lambda thread, _: _listed(thread.origin(prefix_url, options), prefix_url, limit_count)
+            lambda thread, _: _listed(
+                thread.origin(prefix_url, options).list(prefix_url), prefix_url, limit_count
+            )
+        )
+
+    async def list_folder(
+        self,
+        folder_url: str,
+        options: Mapping[str, str] | None = None,
+        *,
+        limit_count: int = OBJECTS_LISTED_MAX,
+    ) -> Infos:
+        """See `Origin.list_folder`, but sorted by address.
+
+        Raises:
+            UsageError: more than `limit_count`.
+            GpufeedError: see `Origin.list`.
+        """
+        return await self._call(
+            lambda thread, _: _listed(
+                thread.origin(folder_url, options).list_folder(folder_url), folder_url, limit_count
+            )
+        )
+
+    async def has_folder(self, folder_url: str, options: Mapping[str, str] | None = None) -> bool:
+        """Whether there is something below a folder, or the folder itself."""
+        return await self._call(
+            lambda thread, _: _has_any(thread.origin(folder_url, options).list_folder(folder_url))
         )
 
     async def read_into(
@@ -151,9 +178,15 @@ def _load_bytes(thread: EngineThread) -> int:
     return thread.load_bytes
 
 
-async def _listed(origin: Origin, prefix_url: str, limit_count: int) -> Infos:
+async def _has_any(found: AsyncIterator[ObjectInfo]) -> bool:
+    async for _ in found:
+        return True
+    return False
+
+
+async def _listed(found: AsyncIterator[ObjectInfo], prefix_url: str, limit_count: int) -> Infos:
     infos: Infos = []
-    async for info in origin.list(prefix_url):
+    async for info in found:
         infos.append(info)
         if len(infos) > limit_count:
             raise UsageError(

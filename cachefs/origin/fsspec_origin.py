@@ -27,7 +27,7 @@ from gpufeed.cachefs.errors import (
     ShardChangedError,
 )
 from gpufeed.cachefs.metrics import Metrics
-from gpufeed.cachefs.model import ObjectInfo
+from gpufeed.cachefs.model import ObjectInfo, folder_info
 from gpufeed.cachefs.origin.base import OnTarget
 from gpufeed.cachefs.tasks import in_thread
 
@@ -96,6 +96,27 @@ class FsspecOrigin:
         """See `Origin`."""
         for info in await self._run(prefix_url, lambda: self._find(prefix_url)):
             yield info
+
+    async def list_folder(self, folder_url: str) -> AsyncIterator[ObjectInfo]:
+        """See `Origin`."""
+        for info in await self._run(folder_url, lambda: self._below(folder_url)):
+            yield info
+
+    def _below(self, folder_url: str) -> Infos:
+        folder = self._path(folder_url)
+        try:
+            found: list[dict[str, Any]] = self._fs.ls(folder.rstrip("/"), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        infos = [folder_info(folder_url)]
+        for details in found:
+            name = details["name"].rstrip("/").rpartition("/")[2]
+            url = folder_url + name
+            if details.get("type") == "directory":
+                infos.append(folder_info(f"{url}/"))
+            elif not details["name"].endswith("/"):
+                infos.append(ObjectInfo(url, _size_bytes(url, details), _etag(details)))
+        return infos
 
     def _find(self, prefix_url: str) -> Infos:
         prefix = self._path(prefix_url)

@@ -32,7 +32,7 @@ from gpufeed.cachefs.errors import (
     ShardChangedError,
 )
 from gpufeed.cachefs.metrics import Metrics
-from gpufeed.cachefs.model import ObjectInfo
+from gpufeed.cachefs.model import ObjectInfo, folder_info
 from gpufeed.cachefs.origin.base import OnTarget
 from gpufeed.cachefs.tasks import in_thread
 
@@ -190,6 +190,27 @@ class LocalOrigin:
         """See `Origin`."""
         for info in await self._run(lambda: self._walk(prefix_url)):
             yield info
+
+    async def list_folder(self, folder_url: str) -> AsyncIterator[ObjectInfo]:
+        """See `Origin`."""
+        for info in await self._run(lambda: self._below(folder_url)):
+            yield info
+
+    def _below(self, folder_url: str) -> Infos:
+        folder = path_of(folder_url)
+        if not os.path.isdir(folder):
+            return []
+        infos = [folder_info(folder_url)]
+        for entry in _entries(folder)[0]:
+            found = _stat_of(entry)
+            if found is None:
+                continue
+            url = f"file://{entry.path}"
+            if stat.S_ISDIR(found.st_mode):
+                infos.append(folder_info(f"{url}/"))
+            elif stat.S_ISREG(found.st_mode):
+                infos.append(ObjectInfo(url, found.st_size, _etag(found)))
+        return infos
 
     def _walk(self, prefix_url: str) -> Infos:
         prefix = path_of(prefix_url)

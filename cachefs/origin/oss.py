@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gpufeed.cachefs.config import OriginConfig
 from gpufeed.cachefs.errors import GpufeedError, IntegrityError, ShardChangedError, UsageError
 from gpufeed.cachefs.metrics import Metrics
-from gpufeed.cachefs.model import ObjectInfo
+from gpufeed.cachefs.model import ObjectInfo, folder_info
 from gpufeed.cachefs.origin.base import OnTarget
 from gpufeed.cachefs.origin.credentials.chain import CredentialBook
 from gpufeed.cachefs.origin.exchange import Answer, Head
@@ -94,6 +94,16 @@ class OssOrigin:
 
     async def list(self, prefix_url: str) -> AsyncIterator[ObjectInfo]:
         """See `Origin`."""
+        async for info in self._list(prefix_url, delimiter=""):
+            yield info
+
+    async def list_folder(self, folder_url: str) -> AsyncIterator[ObjectInfo]:
+        """See `Origin`."""
+        async for info in self._list(folder_url, delimiter="/"):
+            # A key that ends with the delimiter is what consoles leave for an empty folder.
+            yield folder_info(info.url) if info.url.endswith("/") else info
+
+    async def _list(self, prefix_url: str, *, delimiter: str) -> AsyncIterator[ObjectInfo]:
         bucket, prefix = bucket_and_key(prefix_url)
         token = ""
         while True:
@@ -101,6 +111,8 @@ class OssOrigin:
                 "list-type": "2", "max-keys": str(LIST_PAGE_COUNT), "prefix": prefix,
                 "encoding-type": "url",
             }  # fmt: skip
+            if delimiter:
+                query["delimiter"] = delimiter
             if token:
                 query["continuation-token"] = token
             request = Request("GET", bucket, "", query, {}, LIST_BODY_BYTES_MAX)
@@ -111,6 +123,8 @@ class OssOrigin:
                 raise IntegrityError(f"list {prefix_url}: the answer is no complete listing")
             for found in page.objects:
                 yield ObjectInfo(f"oss://{bucket}/{found.key}", found.size_bytes, found.etag)
+            for folder in page.folders:
+                yield folder_info(f"oss://{bucket}/{folder}")
             if not page.next_token:
                 return
             token = page.next_token

@@ -33,10 +33,11 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One page; `next_token` is empty on the last."""
+    """One page; `next_token` is empty on the last; `folders` only where a delimiter was given."""
 
     objects: tuple[ListedObject, ...]
     next_token: str
+    folders: tuple[str, ...] = ()
 
 
 def parse_error(body: bytes) -> ErrorBody:
@@ -77,8 +78,9 @@ def _listing(root: ET.Element) -> Listing | None:
         )
         for entry in root.iterfind("Contents")
     )
+    folders = tuple(text(e.findtext("Prefix", "")) for e in root.iterfind("CommonPrefixes"))
     token = text(root.findtext("NextContinuationToken", ""))
     if root.findtext("IsTruncated", "").strip().lower() != "true":
-        return Listing(objects, "")
+        return Listing(objects, "", folders)
     # Taken for the end, a page that does not say where to go on would lose samples silently.
-    return Listing(objects, token) if token else None
+    return Listing(objects, token, folders) if token else None

@@ -64,6 +64,13 @@ class FaultyOrigin:
         if fault:
             raise fault.error
 
+    async def list_folder(self, folder_url: str) -> AsyncIterator[ObjectInfo]:
+        """See `Origin`; counts as a listing."""
+        if fault := self._count("list"):
+            raise fault.error
+        async for info in self._inner.list_folder(folder_url):
+            yield info
+
     async def read_into(
         self,
         info: ObjectInfo,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from gpufeed.cachefs import checksum
 from gpufeed.cachefs.errors import NotFoundError, ShardChangedError
-from gpufeed.cachefs.model import ObjectInfo
+from gpufeed.cachefs.model import ObjectInfo, folder_info
 from gpufeed.cachefs.origin.base import OnTarget
 
 GATE_TIMEOUT_S = 60.0
@@ -55,6 +55,19 @@ class MemoryOrigin:
         for url in sorted(self.objects):
             if url.startswith(prefix_url):
                 yield self._info(url)
+
+    async def list_folder(self, folder_url: str) -> AsyncIterator[ObjectInfo]:
+        """See `Origin`."""
+        below = [url for url in sorted(self.objects) if url.startswith(folder_url)]
+        folders = set()
+        for url in below:
+            name, slash, _ = url.removeprefix(folder_url).partition("/")
+            if slash:
+                folders.add(f"{folder_url}{name}/")
+            else:
+                yield self._info(url)
+        for url in sorted(folders):
+            yield folder_info(url)
 
     async def read_into(
         self,

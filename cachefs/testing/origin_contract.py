@@ -129,6 +129,30 @@ class OriginContract:
         infos = await engine.list(rig.prefix + "train-")
         assert [info.url for info in infos] == [rig.prefix + "train-1", rig.prefix + "train-2"]
 
+    async def test_a_folder_is_listed_one_level_deep(
+        self, rig: OriginRig, engine: OriginEngine
+    ) -> None:
+        """Objects as a head tells them, folders once each, siblings with the same start apart."""
+        for name in ("f/a", "f/sub/1", "f/sub/2", "f/sub/deep/3", "f/sub.x", "fg"):
+            rig.put(name, content(10, len(name)))
+        folder = rig.prefix + "f/"
+        found = [info for info in await engine.list_folder(folder) if info.url != folder]
+        assert sorted(info.url for info in found) == [
+            f"{folder}a",
+            f"{folder}sub.x",
+            f"{folder}sub/",
+        ]
+        for info in found:
+            if not info.url.endswith("/"):
+                head = await engine.head(info.url)
+                assert (head.size_bytes, head.etag) == (info.size_bytes, info.etag)
+        assert await engine.has_folder(folder)
+        assert await engine.has_folder(f"{folder}sub/")
+        assert not await engine.has_folder(rig.prefix + "no-such-folder/")
+        assert await engine.list_folder(rig.prefix + "no-such-folder/") == []
+        with pytest.raises(UsageError, match="more than 2"):
+            await engine.list_folder(folder, limit_count=2)
+
     async def test_a_listing_of_nothing_is_empty(
         self, rig: OriginRig, engine: OriginEngine
     ) -> None:

@@ -78,6 +78,18 @@ def test_oss2_uploads_in_parts_and_the_checksum_agrees(standin, tmp_path: Path) 
     assert bucket.head_object("big.bin").etag.endswith("-4")
 
 
+def test_oss2_copies(standin) -> None:
+    import oss2
+
+    bucket = oss2.Bucket(oss2.AuthV4(KEY, SECRET), standin.endpoint, BUCKET, region=REGION)
+    name = "dir/a copy of+%41.bin"
+    bucket.put_object("dir/odd +%41.bin", b"what is copied")
+    bucket.copy_object(BUCKET, "dir/odd +%41.bin", name)
+    assert bucket.get_object(name).read() == b"what is copied"
+    with pytest.raises(oss2.exceptions.NoSuchKey):
+        bucket.copy_object(BUCKET, "dir/none", name)
+
+
 def test_oss2_learns_why_it_was_refused(standin) -> None:
     import oss2
 

@@ -150,6 +150,16 @@ class Buckets:
             self._etags[path] = etag
         return self.find(bucket, key)
 
+    def copied(self, source: str) -> bytes:
+        """What a CopyObject request names as its source: ``/bucket/key``, percent-encoded.
+
+        Raises:
+            OssError: no such bucket or key.
+        """
+        bucket, _, key = unquote(source.lstrip("/")).partition("/")
+        with open(self.find(bucket, key).path, "rb") as file:
+            return file.read()
+
     def delete(self, bucket: str, key: str) -> None:
         """Remove an object; a missing one is fine."""
         folder = self.require(bucket)

@@ -238,8 +238,15 @@ class OssService:
         return int(text) // 8
 
     def _do_put(self, request: Request, _: Effects) -> Reply:
-        stored = self.buckets.put(request.bucket, request.key, request.body)
+        source = request.headers.get("x-oss-copy-source")
+        body = request.body if source is None else self.buckets.copied(source)
+        stored = self.buckets.put(request.bucket, request.key, body)
         self._listed.pop(request.bucket, None)
+        if source is not None:
+            return _xml(
+                f"<CopyObjectResult><LastModified>{iso_time(stored.modified_s)}</LastModified>"
+                f'<ETag>"{stored.etag}"</ETag></CopyObjectResult>'
+            )
         return Reply(200, {"ETag": f'"{stored.etag}"', "x-oss-hash-crc64ecma": str(stored.crc64)})
 
     def _do_delete(self, request: Request, _: Effects) -> Reply:
