@@ -60,7 +60,7 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
         options.setdefault("listings_expiry_time", LISTINGS_EXPIRY_S)
         super().__init__(**options)
         self.target_protocol = target_protocol
-        self.target_options = dict(target_options or {})
+        self.target_options = _unwrapped(target_protocol, target_options or {})
         self._is_local = target_protocol in _FILE_PROTOCOLS
         self._buffer_bytes = block_size
         self._place = Place(daemon, daemon_options(self.target_options))
@@ -292,6 +292,17 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
         if on_error == "omit":
             return {one: data for one, data in pairs if not isinstance(data, Exception)}
         return dict(pairs)
+
+
+def _unwrapped(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The target's own options.
+
+    Libraries that resolve ``gpufeed::oss://b/*.x`` by themselves (HF datasets) leave the pattern
+    behind each address that they found, as one more link of the chain, which gets the options.
+    """
+    while options.get("target_protocol") == protocol:
+        options = options.get("target_options") or {}
+    return dict(options)
 
 
 def daemon_options(options: Mapping[str, Any]) -> dict[str, str]:
