@@ -56,11 +56,15 @@ class Head:
 
 def checks(keys: bytes, heads: Heads) -> NDArray[np.uint32]:
     """What the check of each head must be; `keys` are theirs, one after the other."""
-    words = np.empty((len(heads), len(_WEIGHTS)), dtype="<u8")
-    words[:, 0:2] = np.frombuffer(keys, dtype="<u8").reshape(-1, 2)
-    words[:, 2:] = np.frombuffer(heads.tobytes(), dtype="<u8").reshape(-1, HEAD_BYTES // 8)
-    words[:, 2] &= 0xFFFFFFFF  # without the check itself
-    sums = (words * _WEIGHTS).sum(axis=1, dtype=np.uint64)
+    # Column by column: a table of all words would be written and read a second time.
+    key_words = np.frombuffer(keys, dtype="<u8")
+    head_words = np.frombuffer(heads.tobytes(), dtype="<u8")
+    sums = key_words[0::2] * _WEIGHTS[0]
+    sums += key_words[1::2] * _WEIGHTS[1]
+    step = HEAD_BYTES // 8
+    sums += (head_words[0::step] & np.uint64(0xFFFFFFFF)) * _WEIGHTS[2]  # without the check itself
+    for i in range(1, step):
+        sums += head_words[i::step] * _WEIGHTS[2 + i]
     sums ^= sums >> np.uint64(32)
     sums *= _WEIGHTS[0]
     found: NDArray[np.uint32] = (sums >> np.uint64(32)).astype("<u4")

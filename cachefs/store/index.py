@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import lmdb
+import numpy as np
 
 from gpufeed.cachefs.errors import OperatorError, StorageError
 from gpufeed.cachefs.store.directory import writer
@@ -152,7 +153,7 @@ class Index:
         good = sound(keys, heads)
         text = keys.hex()
         digests = [text[at : at + 2 * KEY_BYTES] for at in range(0, len(text), 2 * KEY_BYTES)]
-        damaged = [digest for digest, is_good in zip(digests, good, strict=True) if not is_good]
+        damaged = [digests[i] for i in np.flatnonzero(~good).tolist()]
         if damaged:
             self.delete(damaged)
             kept = set(damaged)
