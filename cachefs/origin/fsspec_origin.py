@@ -232,14 +232,16 @@ def _s3_options(config: OriginConfig) -> dict[str, Any]:
 def _filesystem(scheme: str, config: OriginConfig) -> Any:
     # Imported here: the daemon of a node that reads OSS alone never pays for it.
     import fsspec  # noqa: PLC0415
+    from fsspec.dircache import DirCache  # noqa: PLC0415
 
     options = _s3_options(config) if scheme in ("s3", "s3a") else {}
     try:
-        # Without listings kept: what a listing knew an hour ago is not what a read is checked by.
-        return fsspec.filesystem(
-            scheme, skip_instance_cache=True, use_listings_cache=False, **options
-        )
+        made = fsspec.filesystem(scheme, skip_instance_cache=True, **options)
     except (ImportError, ValueError) as error:
         raise ConfigError(
             f"{scheme}:// needs a filesystem that is not installed: {error}"
         ) from None
+    # No listings kept: what one knew an hour ago is not what a read is checked by. (Not as an
+    # argument: some filesystems hand those they do not know on to their client.)
+    made.dircache = DirCache(use_listings_cache=False)
+    return made
