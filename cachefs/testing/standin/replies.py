@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
@@ -100,3 +101,20 @@ def no_such_bucket(bucket: str) -> OssError:
         404, "NoSuchBucket", "The specified bucket does not exist.", "0015-00000101",
         BucketName=bucket,
     )  # fmt: skip
+
+
+def xml_reply(text: str) -> Reply:
+    """200 with a body of XML."""
+    return Reply(200, {"Content-Type": "application/xml"}, text.encode())
+
+
+def parse_xml(body: bytes) -> ET.Element:
+    """A request's body.
+
+    Raises:
+        OssError: it is no XML.
+    """
+    try:
+        return ET.fromstring(body)  # noqa: S314 a test server's own clients
+    except ET.ParseError:
+        raise OssError(400, "MalformedXML", "The XML you provided was not well-formed.") from None

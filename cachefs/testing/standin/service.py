@@ -9,18 +9,15 @@ from __future__ import annotations
 import collections
 import email.utils
 import functools
-import hashlib
 import ipaddress
 import itertools
 import json
 import re
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
 from urllib.parse import unquote, unquote_plus, urlsplit
 from xml.sax.saxutils import escape
 
-from gpufeed.cachefs import checksum
 from gpufeed.cachefs.errors import ConfigError
 from gpufeed.cachefs.testing.standin.config import StandinConfig
 from gpufeed.cachefs.testing.standin.listing import iso_time, list_objects
@@ -31,15 +28,17 @@ from gpufeed.cachefs.testing.standin.replies import (
     OssError,
     Reply,
     Request,
+    parse_xml,
+    xml_reply,
 )
 from gpufeed.cachefs.testing.standin.scenario import Director, Effects, Scenario
 from gpufeed.cachefs.testing.standin.signature import Verifier
+from gpufeed.cachefs.testing.standin.uploads import Uploads
 
 CONTROL_PREFIX = "/_standin/"
 # x-oss-traffic-limit, bits a second: OSS's own bounds.
 TRAFFIC_LIMIT_MIN = 819_200
 TRAFFIC_LIMIT_MAX = 838_860_800
-UPLOADS_MAX = 1000
 _CODES_503 = {
     "TotalQpsLimitExceeded": "0004-00000302",
     "PartitionQpsLimitted": "0026-00000028",
@@ -93,7 +92,7 @@ class OssService:
         self._verifier = Verifier(config.keys, config.region)
         self._ids = itertools.count(1)
         self._id_base = int(time.time())
-        self._uploads: dict[str, dict[int, bytes]] = {}
+        self._uploads = Uploads(self.buckets, self.request_id)
         self._listed: dict[str, list[str]] = {}
 
     def request_id(self) -> str:
@@ -172,6 +171,9 @@ class OssService:
         self._authenticate(request, effects)
         if effects.change_etag and request.key:
             self.buckets.change_version(request.bucket, request.key)
+        of_uploads = self._uploads.operations.get(kind)
+        if of_uploads is not None:
+            return of_uploads(request)
         operation: Callable[[Request, Effects], Reply] = getattr(self, f"_do_{kind}")
         return operation(request, effects)
 
@@ -243,7 +245,7 @@ class OssService:
         stored = self.buckets.put(request.bucket, request.key, body)
         self._listed.pop(request.bucket, None)
         if source is not None:
-            return _xml(
+            return xml_reply(
                 f"<CopyObjectResult><LastModified>{iso_time(stored.modified_s)}</LastModified>"
                 f'<ETag>"{stored.etag}"</ETag></CopyObjectResult>'
             )
@@ -257,13 +259,13 @@ class OssService:
     def _do_delete_many(self, request: Request, _: Effects) -> Reply:
         self.buckets.require(request.bucket)
         parts = ['<?xml version="1.0" encoding="UTF-8"?>\n<DeleteResult>']
-        for entry in _parse_xml(request.body).iterfind("Object"):
+        for entry in parse_xml(request.body).iterfind("Object"):
             key = entry.findtext("Key", "")
             self.buckets.delete(request.bucket, key)
             parts.append(f"<Deleted><Key>{escape(key)}</Key></Deleted>")
         parts.append("</DeleteResult>")
         self._listed.pop(request.bucket, None)
-        return _xml("".join(parts))
+        return xml_reply("".join(parts))
 
     # --- buckets ------------------------------------------------------------------------------
 
@@ -280,7 +282,7 @@ class OssService:
     def _do_bucket_info(self, request: Request, _: Effects) -> Reply:
         self.buckets.require(request.bucket)
         region = self.config.region
-        return _xml(
+        return xml_reply(
             '<?xml version="1.0" encoding="UTF-8"?>\n<BucketInfo><Bucket>'
             f"<CreationDate>{iso_time(0)}</CreationDate>"
             f"<ExtranetEndpoint>oss-{region}.aliyuncs.com</ExtranetEndpoint>"
@@ -300,81 +302,18 @@ class OssService:
             f"<Location>oss-{region}</Location><StorageClass>Standard</StorageClass></Bucket>"
             for name in self.buckets.names()
         )
-        return _xml(
+        return xml_reply(
             '<?xml version="1.0" encoding="UTF-8"?>\n<ListAllMyBucketsResult>'
             f"<Owner><ID>1</ID><DisplayName>1</DisplayName></Owner><Buckets>{entries}</Buckets>"
             "</ListAllMyBucketsResult>"
         )
 
-    # --- multipart ----------------------------------------------------------------------------
-
-    def _do_initiate(self, request: Request, _: Effects) -> Reply:
-        self.buckets.require(request.bucket)
-        if len(self._uploads) >= UPLOADS_MAX:
-            raise OssError(503, "ServiceUnavailable", f"{UPLOADS_MAX} uploads are open.")
-        upload = self.request_id()
-        self._uploads[upload] = {}
-        return _xml(
-            '<?xml version="1.0" encoding="UTF-8"?>\n<InitiateMultipartUploadResult>'
-            f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
-            f"<UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
-        )
-
-    def _parts(self, request: Request) -> dict[int, bytes]:
-        upload = request.argument("uploadId") or ""
-        if upload not in self._uploads:
-            raise OssError(
-                404, "NoSuchUpload", "The specified upload does not exist.", "0042-00000001",
-                UploadId=upload,
-            )  # fmt: skip
-        return self._uploads[upload]
-
-    def _do_part(self, request: Request, _: Effects) -> Reply:
-        number = int(request.argument("partNumber") or "0")
-        self._parts(request)[number] = request.body
-        etag = _md5(request.body)
-        crc = checksum.crc64(request.body)
-        return Reply(200, {"ETag": f'"{etag}"', "x-oss-hash-crc64ecma": str(crc)})
-
-    def _do_list_parts(self, request: Request, _: Effects) -> Reply:
-        parts = sorted(self._parts(request).items())
-        entries = "".join(
-            f"<Part><PartNumber>{n}</PartNumber><LastModified>{iso_time(0)}</LastModified>"
-            f'<ETag>"{_md5(data)}"</ETag><Size>{len(data)}</Size></Part>'
-            for n, data in parts
-        )
-        last = parts[-1][0] if parts else 0
-        return _xml(
-            '<?xml version="1.0" encoding="UTF-8"?>\n<ListPartsResult>'
-            f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
-            f"<UploadId>{request.argument('uploadId')}</UploadId>"
-            f"<PartNumberMarker>0</PartNumberMarker>"
-            f"<NextPartNumberMarker>{last}</NextPartNumberMarker><MaxParts>1000</MaxParts>"
-            f"<IsTruncated>false</IsTruncated>{entries}</ListPartsResult>"
-        )
+    # --- uploads in parts ---------------------------------------------------------------------
 
     def _do_complete(self, request: Request, _: Effects) -> Reply:
-        parts = self._parts(request)
-        numbers = [int(p.findtext("PartNumber", "0")) for p in _parse_xml(request.body)]
-        if not numbers or any(number not in parts for number in numbers):
-            raise OssError(400, "InvalidPart", "One of the parts could not be found.")
-        data = b"".join(parts[number] for number in numbers)
-        etag = f"{_md5(data)}-{len(numbers)}"
-        stored = self.buckets.put(request.bucket, request.key, data, etag)
-        del self._uploads[request.argument("uploadId") or ""]
+        reply = self._uploads.complete(request)
         self._listed.pop(request.bucket, None)
-        reply = _xml(
-            '<?xml version="1.0" encoding="UTF-8"?>\n<CompleteMultipartUploadResult>'
-            f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
-            f'<ETag>"{etag}"</ETag></CompleteMultipartUploadResult>'
-        )
-        reply.headers["x-oss-hash-crc64ecma"] = str(stored.crc64)
         return reply
-
-    def _do_abort(self, request: Request, _: Effects) -> Reply:
-        self._parts(request)
-        del self._uploads[request.argument("uploadId") or ""]
-        return Reply(204)
 
     def _do_unknown(self, request: Request, _: Effects) -> Reply:
         raise OssError(
@@ -457,18 +396,3 @@ def _is_path_style(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest().upper()
-
-
-def _xml(text: str) -> Reply:
-    return Reply(200, {"Content-Type": "application/xml"}, text.encode())
-
-
-def _parse_xml(body: bytes) -> ET.Element:
-    try:
-        return ET.fromstring(body)  # noqa: S314 a test server's own clients
-    except ET.ParseError:
-        raise OssError(400, "MalformedXML", "The XML you provided was not well-formed.") from None
