@@ -5,7 +5,8 @@ hands answers to those they belong to. So there is no reader thread, nothing to 
 and a thread alone pays nothing for the others.
 
 Invariants:
-    - at most `REQUESTS_MAX` requests are under way, below what the daemon takes;
+    - at most `REQUESTS_MAX` requests are unanswered, below what the daemon takes; whoever waits to
+      send one more waits for an answer, which comes, not for another thread to fetch its own;
     - an answer that nobody waits for any more still gives back the extent that it lends;
     - the first failure of the socket ends all requests, each with that error, and the session
       closes with the last of them.
@@ -54,6 +55,7 @@ class Calls:
         self._arena = session.arena()
         self._changed = threading.Condition()
         self._waiting: dict[int, _Waiting] = {}
+        self._unanswered_count = 0
         self._is_receiving = False
         self._failure: GpufeedError | None = None
         self.extent_bytes = session.extent_bytes
@@ -85,7 +87,7 @@ class Calls:
         """
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         with self._changed:
-            while len(self._waiting) >= REQUESTS_MAX:
+            while self._unanswered_count >= REQUESTS_MAX:
                 if not wait:
                     return None
                 self._progress(deadline_s)
@@ -96,6 +98,7 @@ class Calls:
                 self._fail(error)
                 raise
             self._waiting[number] = _Waiting()
+            self._unanswered_count += 1
             return number
 
     def finish(self, number: int) -> dict[str, Any]:
@@ -195,6 +198,7 @@ class Calls:
         if waiting is None or not isinstance(number, int):
             return
         waiting.answer = message
+        self._unanswered_count -= 1
         if waiting.is_forgotten:
             self._forget(number, waiting)
 

@@ -133,6 +133,7 @@ def pack_trailer(spec: ShardSpec, crcs: Sequence[int], packed_samples: bytes | N
                 [s.info.url, s.info.etag, s.info.size_bytes, s.offset_bytes] for s in spec.sources
             ],
             **({"codec": spec.codec} if spec.codec else {}),
+            **({"plain": True} if spec.is_plain else {}),
         },
         separators=(",", ":"),
         ensure_ascii=False,
@@ -226,6 +227,7 @@ def _unpack_identity(data: bytes, size_bytes: int) -> ShardSpec:
             Source(ObjectInfo(url, size, etag), offset)
             for url, etag, size, offset in fields["sources"]
         )
-        return ShardSpec(fields["name"], size_bytes, sources, fields.get("codec", ""))
+        codec, is_plain = fields.get("codec", ""), fields.get("plain", False)
+        return ShardSpec(fields["name"], size_bytes, sources, codec, is_plain=is_plain)
     except (ValueError, TypeError, KeyError) as error:
         raise IntegrityError(f"a shard file whose identity cannot be read: {error}") from None

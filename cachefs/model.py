@@ -55,6 +55,8 @@ class ShardSpec:
         sources: the objects.
         codec: how its source is compressed; empty: not at all.
         is_sized: the length is known. No part of the identity.
+        is_plain: read as a file, so nobody looks for samples in it. Another identity than the same
+            bytes as a dataset's shard, whose readers must find its samples with it.
     """
 
     name: str
@@ -62,6 +64,7 @@ class ShardSpec:
     sources: tuple[Source, ...]
     codec: str = ""
     is_sized: bool = True
+    is_plain: bool = False
 
     @property
     def digest(self) -> str:
@@ -73,6 +76,8 @@ class ShardSpec:
             state.update(line.encode())
         if self.codec:
             state.update(f"codec\0{self.codec}\n".encode())
+        if self.is_plain:
+            state.update(b"plain\n")
         return state.hexdigest()
 
     def sized(self, size_bytes: int) -> ShardSpec:

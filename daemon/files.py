@@ -15,9 +15,11 @@ Owned by the daemon's loop.
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from gpufeed.cachefs import urls as addresses
@@ -75,6 +77,9 @@ class SessionFiles:
         self._cache = cache
         self._lender = lender
         self._numbers = itertools.count(1)
+        # Credits go in the order of asking. A reader has asked for what it needs first before what
+        # it reads ahead; were the latter served first, readers could wait for one another.
+        self._turns = asyncio.Lock()
         self._files: dict[int, _File] = {}
         # Files with a reader, the least recently used first.
         self._reading: collections.OrderedDict[int, _File] = collections.OrderedDict()
@@ -171,7 +176,7 @@ class SessionFiles:
                 f"{info.etag}; open it again to read the new version"
             )
         number = next(self._numbers)
-        self._files[number] = _File(_source(info, options))
+        self._files[number] = _File(self._source(info, options))
         return {"file": number, "size": info.size_bytes, "etag": info.etag}
 
     async def _read(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +187,8 @@ class SessionFiles:
         count = file.source.spec.extent_count(self._cache.tools.extent_bytes)
         if not isinstance(extent, int) or not 0 <= extent < count:
             raise ProtocolError(f"extent {extent} of a file that has {count}")
-        await self._lender.take_credit()
+        async with self._turns:
+            await self._lender.take_credit()
         file.users += 1
         try:
             reader = self._reader(number, file)
@@ -198,6 +204,13 @@ class SessionFiles:
         seq = self._lender.lend(slot, file.source.spec.digest)
         self._cache.tools.metrics.add("published_bytes_total", reader.length(extent))
         return {"seq": seq, "slot": slot, "length": reader.length(extent)}
+
+    def _source(self, info: ObjectInfo, options: Mapping[str, str]) -> ShardSource:
+        """As a dataset's shard where that is stored; else as a file, which has no samples."""
+        spec = ShardSpec(info.url, info.size_bytes, (Source(info, 0),))
+        if self._cache.tools.store.lookup(spec.digest) is None:
+            spec = replace(spec, is_plain=True)
+        return ShardSource(spec=spec, options=options, make_indexer=_no_indexer)
 
     def _reader(self, number: int, file: _File) -> RangeReader:
         if file.reader is None:
@@ -235,11 +248,6 @@ def _is_container(url: str) -> bool:
     """A bucket, or written as a folder."""
     _, bucket, key = addresses.split_bucket(url)
     return url.endswith("/") or bool(bucket and not key)
-
-
-def _source(info: ObjectInfo, options: Mapping[str, str]) -> ShardSource:
-    spec = ShardSpec(info.url, info.size_bytes, (Source(info, 0),))
-    return ShardSource(spec=spec, options=options, make_indexer=_no_indexer)
 
 
 def _no_indexer(_: ShardSpec) -> Indexer | None:

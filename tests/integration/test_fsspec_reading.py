@@ -14,6 +14,7 @@ import fsspec
 import pytest
 
 from gpufeed.cachefs import calls
+from gpufeed.cachefs.client import DatasetRequest, Session
 from gpufeed.cachefs.errors import (
     AccessDeniedError,
     DaemonUnavailableError,
@@ -54,6 +55,12 @@ def put(node, key: str, size: int = SIZE, seed: int = 0) -> bytes:
     return data
 
 
+def settle(node) -> None:
+    """Until no fill is under way."""
+    while node.status()["fills_in_flight"]:
+        pass
+
+
 def all_given_back(node) -> bool:
     """What was lent comes back by messages: look until it has, for as long as the test may run."""
     while node.status()["arena_leased_slots"]:
@@ -71,13 +78,28 @@ def test_a_chained_address_is_read_with_ossfs_options_and_later_without_the_orig
     for _ in range(2):
         with fsspec.open(f"gpufeed::oss://{BUCKET}/a/one.bin", oss=target) as file:
             assert file.read() == data
-    while node.status()["fills_in_flight"]:
-        pass
+    settle(node)
     node.standin.reset()
     with fsspec.open(f"gpufeed::oss://{BUCKET}/a/one.bin", oss=target) as file:
         assert file.read() == data
     assert node.standin.counters()["requests_by_kind"] == {"head": 1}
     assert all_given_back(node)
+
+
+def test_a_tar_read_as_a_file_and_as_a_dataset_has_all_its_samples(node, door) -> None:
+    samples = node.put_tars(2, 30)
+    tar = f"{BUCKET}/train-000.tar"
+    assert door.cat_file(tar) == (node.bucket / "train-000.tar").read_bytes()
+    settle(node)
+    with Session.connect(node.socket) as session:
+        found = session.open_dataset(DatasetRequest(urls=(f"oss://{BUCKET}/train-000.tar",)))
+        indexed = session.index_dataset(found)
+    assert indexed.shards[0].sample_count == len(samples) // 2
+    # And the other way round: what the dataset stored is what the file is read from.
+    settle(node)
+    node.standin.reset()
+    assert door.cat_file(tar) == (node.bucket / "train-000.tar").read_bytes()
+    assert "get" not in node.standin.counters()["requests_by_kind"]
 
 
 def test_a_plain_address_uses_the_daemons_own_credentials(node, door) -> None:
