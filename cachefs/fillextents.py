@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class FillExtents:
         on_broken: Callable[[GpufeedError], None],
     ) -> None:  # fmt: skip
         self.spec = spec
+        self._digest = spec.digest
         self._tools = tools
         self._indexing = indexing
         self._keeper = keeper
@@ -114,7 +116,7 @@ class FillExtents:
 
     async def allocate(self, extent: int) -> int:
         """A slot for the extent. It is the caller's until the extent is open."""
-        pool, digest = self._tools.pool, self.spec.digest
+        pool, digest = self._tools.pool, self._digest
         near = self._open.get(extent - 1)
         while True:
             slot = await pool.allocate(digest, extent, near=near.slot if near else None)
@@ -186,15 +188,27 @@ class FillExtents:
         view = self._tools.pool.view(state.slot)
         length = self._length(extent)
         try:
-            if extent not in self.crcs:
-                loop = asyncio.get_running_loop()
-                self.crcs[extent] = await loop.run_in_executor(None, checksum.crc64, view[:length])
-                if len(self.crcs) == self.count:
-                    self._all_summed.set()
-            await self._keeper.write(extent, view, length)
+            # One trip to a thread does both, but for a disk that is slow no reader waits.
+            if extent not in self.crcs and self._keeper.sums_at_once:
+                on_sum = functools.partial(self._summed, extent)
+                await self._keeper.write(extent, view, length, on_sum)
+                await self._sum(extent, view[:length])
+            else:
+                await self._sum(extent, view[:length])
+                await self._keeper.write(extent, view, length, None)
         finally:
             state.settled = True
             self._let_go(extent)
+
+    async def _sum(self, extent: int, data: memoryview) -> None:
+        if extent not in self.crcs:
+            loop = asyncio.get_running_loop()
+            self._summed(extent, await loop.run_in_executor(None, checksum.crc64, data))
+
+    def _summed(self, extent: int, crc64: int) -> None:
+        self.crcs[extent] = crc64
+        if len(self.crcs) == self.count:
+            self._all_summed.set()
 
     def _length(self, extent: int) -> int:
         if not self.spec.is_sized:
@@ -205,7 +219,7 @@ class FillExtents:
         state = self._open[extent]
         if state.settled and extent < self._indexing.next_extent:
             del self._open[extent]
-            self._drop(state, wanted=self._tools.pending(self.spec.digest))
+            self._drop(state, wanted=self._tools.pending(self._digest))
             self._fewer.set()
 
     def _drop(self, state: _Extent, *, wanted: bool) -> None:

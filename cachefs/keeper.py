@@ -8,7 +8,7 @@ disk that hangs may need long to abort, and no reader waits for that. Owned by t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpufeed.cachefs.errors import StorageError
 from gpufeed.cachefs.metrics import Metrics
@@ -37,12 +37,23 @@ class Keeper:
         """Wait until the shard is in the store, or will not be."""
         await self._decided.wait()
 
-    async def write(self, extent: int, view: memoryview, length_bytes: int) -> None:
-        """Write one extent from its slot, unless the shard is only streamed."""
+    @property
+    def sums_at_once(self) -> bool:
+        """Whether a write would tell the checksum at once; it may have to wait for the disk."""
+        return self.is_cached and self._store.writes_at_once
+
+    async def write(
+        self, extent: int, view: memoryview, length_bytes: int,
+        on_sum: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
+        """Write one extent from its slot, unless the shard is only streamed.
+
+        `on_sum` may be told its checksum on the way; see `ShardStore.write_extent`.
+        """
         if not self.is_cached or self._reservation is None:
             return
         try:
-            await self._store.write_extent(self._reservation, extent, view, length_bytes)
+            await self._store.write_extent(self._reservation, extent, view, length_bytes, on_sum)
         except StorageError:
             self._stream_on()
 

@@ -27,7 +27,7 @@ from gpufeed.cachefs.store.heads import Head
 from gpufeed.cachefs.store.health import DiskHealth
 from gpufeed.cachefs.store.parts import DiskParts
 from gpufeed.cachefs.store.reservation import Reservation
-from gpufeed.cachefs.store.writer import Description, Ending, NoRoomError, padded
+from gpufeed.cachefs.store.writer import Description, Ending, NoRoomError, Sums, padded
 from gpufeed.cachefs.tasks import finished
 
 _LOG = logging.getLogger("gpufeed.store")
@@ -59,12 +59,18 @@ class Intake:
         self._metrics = metrics
         self._clock = clock
         self._committing: dict[str, asyncio.Future[None]] = {}
+        self._writes_count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.reserved: set[Reservation] = set()
 
     def is_committing(self, digest: str) -> bool:
         """Whether a reservation of this shard is being committed."""
         return digest in self._committing
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Whether a write would begin at once, and not wait for others."""
+        return self._writes_count < self._disk.threads.count
 
     def admit(self, reservation: Reservation) -> None:
         """A new reservation: take its bytes, or let it wait for them."""
@@ -75,8 +81,9 @@ class Intake:
             self._disk.unlinker.retry()
 
     async def write(
-        self, reservation: Reservation, extent: int, data: memoryview, length_bytes: int
-    ) -> None:
+        self, reservation: Reservation, extent: int, data: memoryview, length_bytes: int,
+        on_sum: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
         """See `ShardStore.write_extent`."""
         blocks = padded(data, length_bytes)
         offset = layout.extent_offset(extent, self._extent_bytes)
@@ -85,19 +92,20 @@ class Intake:
                 f"the cache disk failed while {reservation.spec.name} was on its way in; it "
                 "streams past the cache"
             )
+        sums = None if on_sum is None else Sums(length_bytes, on_sum)
+        self._writes_count += 1
         try:
-            await self._own(self._write(reservation, offset, blocks))
+            async with self._disk.pace.turn(len(blocks)):
+                await self._disk.writer.write(reservation, offset, blocks, sums)
         except StorageError as error:
             if reservation.granted.exception() is None:
                 # Or else the room never came, and why was noted where it was found out.
                 self._events.on_failed(error)
             raise
+        finally:
+            self._writes_count -= 1
         reservation.written.add(extent)
         self._metrics.add("nvme_written_bytes_total", len(blocks))
-
-    async def _write(self, reservation: Reservation, offset: int, blocks: memoryview) -> None:
-        async with self._disk.pace.turn(len(blocks)):
-            await self._disk.writer.write(reservation, offset, blocks)
 
     async def commit(
         self, reservation: Reservation, extent_crcs: Sequence[int], sample_index: bytes | None

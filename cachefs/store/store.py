@@ -248,9 +248,15 @@ class ShardStore:
         self._count()
         return True
 
+    @property
+    def writes_at_once(self) -> bool:
+        """Whether a write would begin at once, and not wait for others."""
+        return self._intake is not None and self._intake.writes_at_once
+
     async def write_extent(
-        self, reservation: Reservation, extent: int, data: memoryview, length_bytes: int
-    ) -> None:
+        self, reservation: Reservation, extent: int, data: memoryview, length_bytes: int,
+        on_sum: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         """Write one extent. Even if cancelled it returns only when nothing uses `data` any more.
 
         Args:
@@ -258,12 +264,14 @@ class ShardStore:
             extent: its number.
             data: the whole slot, page-aligned; what lies beyond `length_bytes` is padding.
             length_bytes: bytes of the shard in it.
+            on_sum: is told their CRC-64, as soon as a disk thread has them in hand; not told where
+                the disk refused before that.
 
         Raises:
             StorageError: the disk refused; abort, and go on without the cache.
         """
         assert self._intake is not None
-        await self._intake.write(reservation, extent, data, length_bytes)
+        await self._intake.write(reservation, extent, data, length_bytes, on_sum)
 
     async def commit(
         self, reservation: Reservation, extent_crcs: Sequence[int], sample_index: bytes | None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpufeed.cachefs import layout
+from gpufeed.cachefs import checksum, layout
 from gpufeed.cachefs.errors import DiskLateError, StorageError
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.store.directory import CacheDirectory
@@ -30,6 +30,7 @@ WRITE_LATE_S = 1.0
 SYNC_LATE_S = 5.0
 
 _Result = TypeVar("_Result")
+Write = Callable[[int, memoryview, int], None]
 
 
 class NoRoomError(StorageError):
@@ -68,6 +69,31 @@ class Ending:
     trailer: bytes
 
 
+class Sums:
+    """Takes the checksum of the first `length_bytes` of what is about to be written.
+
+    `on_sum` is called with it on the loop, before the write is over: readers need not wait for a
+    disk.
+    """
+
+    __slots__ = ("_length_bytes", "_loop", "_on_sum")
+
+    def __init__(self, length_bytes: int, on_sum: Callable[[int], None]) -> None:
+        self._length_bytes = length_bytes
+        self._on_sum = on_sum
+        self._loop = asyncio.get_running_loop()
+
+    def before(self, write: Write) -> Write:
+        """`write`, with that done first. Both run in a disk thread."""
+
+        def sum_and_write(descriptor: int, data: memoryview, offset: int) -> None:
+            crc = checksum.crc64(data[: self._length_bytes])
+            self._loop.call_soon_threadsafe(self._on_sum, crc)
+            write(descriptor, data, offset)
+
+        return sum_and_write
+
+
 class ShardWriter:
     """See the top of the file."""
 
@@ -83,15 +109,18 @@ class ShardWriter:
         self._room = room
         self._on_late = on_late
 
-    async def write(self, reservation: Reservation, offset: int, data: memoryview) -> None:
-        """Write whole blocks.
+    async def write(
+        self, reservation: Reservation, offset: int, data: memoryview, sums: Sums | None = None
+    ) -> None:
+        """Write whole blocks. `sums` is told the checksum first, in the same trip to a thread.
 
         Raises:
             DiskLateError: the disk still reads `data`; `close` waits for it.
             StorageError: the disk refused.
         """
         descriptor = await self.opened(reservation)
-        writing = self._threads.submit(self._files.write, descriptor, data, offset)
+        function = self._files.write if sums is None else sums.before(self._files.write)
+        writing = self._threads.submit(function, descriptor, data, offset)
         reservation.writes.add(writing)
         writing.add_done_callback(reservation.writes.discard)
         await self._threads.in_time(writing, WRITE_LATE_S)
@@ -105,7 +134,8 @@ class ShardWriter:
         if reservation.opening is None:
             reservation.opening = asyncio.ensure_future(self._create(reservation))
             reservation.opening.add_done_callback(_seen)
-        return await asyncio.shield(reservation.opening)
+        opening = reservation.opening
+        return opening.result() if opening.done() else await asyncio.shield(opening)
 
     async def _create(self, reservation: Reservation) -> int:
         spec = reservation.spec
