@@ -10,7 +10,6 @@ Owned by the daemon's loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from gpufeed.cachefs.fills import Fills
 from gpufeed.cachefs.filltools import FillTools
@@ -23,11 +22,11 @@ __all__ = ["KnownIndexer", "RangeReader", "ShardCache", "ShardReader", "ShardSou
 
 
 class ShardCache:
-    """All shards of a daemon. `wanted` tells which shards a live session claims."""
+    """All shards of a daemon."""
 
-    def __init__(self, tools: FillTools, *, wanted: Callable[[str], bool]) -> None:
+    def __init__(self, tools: FillTools) -> None:
         self.tools = tools
-        self._fills = Fills(tools, wanted=wanted)
+        self._fills = Fills(tools)
         self._loads = Loads(tools)
 
     def open(self, source: ShardSource) -> ShardReader:

@@ -117,6 +117,7 @@ class Session:
         self.window_extents = int(welcome["window_extents"])
         self._map = mmap.mmap(arena_fd, self.arena_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         self._arena = memoryview(self._map)
+        self._job: str | None = None
         _open_sessions.add(self)
 
     @classmethod
@@ -247,6 +248,25 @@ class Session:
             self._connection.send(wire.pack(Kind.PLAN, body))
         self._positions += len(shard_ids)
         return range(first, self._positions)
+
+    def forecast(self, dataset: Dataset, shard_ids: Sequence[int], *, job: str, anew: bool) -> None:
+        """Tell the order in which this session will read, so that the cache keeps the right shards.
+
+        Nothing is read because of it, and nothing breaks where the plan turns out otherwise.
+
+        Args:
+            dataset: an open one.
+            shard_ids: the order, from the end of what was told before.
+            job: which job this process is a rank of; the same on all of them.
+            anew: forget what was told before and not read yet.
+        """
+        if self._job is None:
+            self._job = job
+            self._connection.send(wire.pack(Kind.JOIN, wire.pack_json({"job": job})))
+        for begin in range(0, max(1, len(shard_ids)), wire.PLAN_IDS_PER_MESSAGE_MAX):
+            piece = shard_ids[begin : begin + wire.PLAN_IDS_PER_MESSAGE_MAX]
+            body = wire.pack_forecast(dataset.dataset_id, piece, anew=anew and not begin)
+            self._connection.send(wire.pack(Kind.FORECAST, body))
 
     def fileno(self) -> int:
         """The socket, to wait on for reading. Events kept back by a request count as readable."""

@@ -10,7 +10,6 @@ Owned by the daemon's loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.filltools import FillTools
@@ -23,11 +22,10 @@ SIZES_MAX = 65536
 
 
 class Fills:
-    """See the top of the file. `wanted` tells which shards a live session claims."""
+    """See the top of the file."""
 
-    def __init__(self, tools: FillTools, *, wanted: Callable[[str], bool]) -> None:
+    def __init__(self, tools: FillTools) -> None:
         self._tools = tools
-        self._wanted = wanted
         self._current: dict[str, Fill] = {}
         self._sizes: dict[str, int] = {}
         self._tasks: dict[Fill, asyncio.Task[None]] = {}
@@ -40,7 +38,7 @@ class Fills:
         digest = source.spec.digest
         if self.joinable(digest) is not None or self._tools.store.lookup(digest) is not None:
             return None
-        reservation = self._reserve(source)
+        reservation = self._reserve(source, ahead=True)
         if reservation is None:
             return None
         self._tools.metrics.add("misses_total")
@@ -54,19 +52,19 @@ class Fills:
             metrics.add("coalesced_total")
         else:
             metrics.add("misses_total")
-            reservation = self._reserve(source)
+            reservation = self._reserve(source, ahead=False)
             if reservation is None:
                 metrics.add("bypass_total")
             fill = self._start(source, reservation)
         fill.enter(reader)
         return fill
 
-    def _reserve(self, source: ShardSource) -> Reservation | None:
+    def _reserve(self, source: ShardSource, *, ahead: bool) -> Reservation | None:
         spec = source.spec
         size_bytes = self._sizes.get(spec.digest)
         if size_bytes is not None:
             spec = spec.sized(size_bytes)
-        return self._tools.store.reserve(spec, wanted=self._wanted)
+        return self._tools.store.reserve(spec, standing=source.standing, ahead=ahead)
 
     def joinable(self, digest: str) -> Fill | None:
         """The shard's fill in flight, if there is one that has not failed."""

@@ -1,25 +1,53 @@
 """Which shards enter the store and which leave it. Decisions only; the store acts on them.
 
-`NeverEvict`: a shard that a live plan wants stays once it is in. For one job that reads a fresh
-permutation each epoch no policy hits more often, and least-recently-used hits far less. Victims
-are shards that no live plan wants and nobody leases, oldest last use first; where they do not make
-enough room the newcomer is streamed past the cache.
+The victim is the shard whose next use is farthest off (`gpufeed.cachefs.nextuse`): that is Belady's
+MIN, from the plans of all live jobs. Where the newcomer itself is needed later than every possible
+victim, it is streamed past the cache (**bypass**). What deviates from that, and why:
 
-Being found wanted counts as use: the search moves such shards behind the others. So a search looks
-at no more than `SCAN_LIMIT` shards however many are wanted, and the next search goes on from there.
+- while there is one job with a plan, nothing that it wants is evicted: no choice saves bytes then
+  (each shard comes once an epoch), but farthest-next-use would bunch the misses at the epoch's end
+  and write far more; keeping what is there spreads them evenly (**never-evict**);
+- wanted by nobody: the first to go, longest unused first;
+- claimed by a session that has not told its order: never evicted while it lives;
+- ad-hoc reads live in a small corner of their own, where the least recently used goes first;
+- quotas bound what a dataset may hold, pins keep it whatever else is needed, and no tenant below
+  its fair share loses a shard to another (`gpufeed.cachefs.shares`);
+- leased shards are never victims.
 
 Pure and deterministic: no I/O, no clock, no randomness; the same calls give the same answers.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-# Shards looked at in one decision: about a millisecond of the loop's time.
-SCAN_LIMIT = 4096
+import numpy as np
+from numpy.typing import NDArray
+
+from gpufeed.cachefs.farthest import UNWANTED_S, Farthest
+from gpufeed.cachefs.nextuse import NextUses
+from gpufeed.cachefs.shares import NOBODY, Limits, Shares, Standing
+
+# Shards looked at in one decision: a bound for its time, met only where hundreds are leased.
+LOOKS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A shard that asks to enter.
+
+    Attributes:
+        digest: its identity.
+        size_bytes: what its file takes.
+        standing: whose it is.
+        ahead: it is fetched before its next use, which therefore does not count.
+    """
+
+    digest: str
+    size_bytes: int
+    standing: Standing = NOBODY
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,84 +65,217 @@ class Bypass:
 
 
 class Policy(Protocol):
-    """What the store tells and asks. Digests name shards; sizes are bytes on disk."""
+    """What the store tells and asks. Digests name shards; sizes are bytes on disk.
 
-    def add(self, digest: str, size_bytes: int) -> None:
+    An admitted shard is charged to its standing at once; `add` or `abandon` follows.
+    """
+
+    def add(self, want: Want, now_s: float) -> None:
         """The shard is resident, and was used just now."""
         ...
 
-    def use(self, digest: str) -> None:
-        """The shard was used."""
+    def abandon(self, want: Want) -> None:
+        """An admitted shard did not become resident."""
+        ...
+
+    def restore(self, digests: list[str], sizes_bytes: NDArray[np.int64], now_s: float) -> None:
+        """What a start found: digests and sizes, the oldest use first. Called once, first."""
+        ...
+
+    def use(self, digest: str, now_s: float) -> None:
+        """A resident shard was used."""
+        ...
+
+    def lease(self, digest: str) -> None:
+        """A resident shard is being read: no victim until `release`."""
+        ...
+
+    def release(self, digest: str, now_s: float) -> None:
+        """Nobody reads a resident shard any more."""
         ...
 
     def remove(self, digest: str) -> None:
-        """The shard is not resident any more."""
+        """The shard is not resident any more, leased or not."""
         ...
 
-    def decide(
-        self,
-        size_bytes: int,
-        available_bytes: int,
-        *,
-        wanted: Callable[[str], bool],
-        leased: Callable[[str], bool],
-    ) -> Admit | Bypass:
-        """May a shard of `size_bytes` enter, where `available_bytes` are free?"""
+    def decide(self, want: Want, available_bytes: int, *, now_s: float) -> Admit | Bypass:
+        """May this shard enter, where `available_bytes` are free?"""
         ...
 
 
-class NeverEvict:
-    """The policy described at the top of the file."""
+class PlanPolicy:
+    """The policy described at the top of the file.
 
-    def __init__(self, *, scan_limit: int = SCAN_LIMIT) -> None:
-        assert scan_limit > 0, scan_limit
-        self._scan_limit = scan_limit
-        self._order: OrderedDict[str, int] = OrderedDict()  # digest -> bytes, oldest use first
-        self._total_bytes = 0
+    Args:
+        uses: when shards will be read; the daemon's sessions keep it up to date.
+        shares: quotas, pins, tenants and the ad-hoc corner.
+    """
+
+    def __init__(self, uses: NextUses, shares: Shares) -> None:
+        self._uses = uses
+        self._shares = shares
+        self._farthest = Farthest(uses, shares)
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._order)
+        return self._count
 
-    def add(self, digest: str, size_bytes: int) -> None:
-        """See `Policy`."""
-        assert digest not in self._order, digest
-        self._order[digest] = size_bytes
-        self._total_bytes += size_bytes
+    # --- what the store tells -----------------------------------------------------------------
 
-    def use(self, digest: str) -> None:
+    def add(self, want: Want, now_s: float) -> None:
         """See `Policy`."""
-        self._order.move_to_end(digest)
+        number = self._uses.number(want.digest)
+        self._uses.keep(number)
+        self._farthest.fit()
+        assert not self._farthest.is_here(number), want.digest
+        self._count += 1
+        self._shares.enter(number, want.standing, want.size_bytes)
+        self._farthest.enter(number, now_s)
+
+    def restore(self, digests: list[str], sizes_bytes: NDArray[np.int64], now_s: float) -> None:
+        """See `Policy`. Whose they are is told when somebody claims them."""
+        assert not self._count, "restored into a policy that holds something"
+        numbers = self._uses.restore(digests)
+        self._farthest.fit()
+        self._shares.restore(numbers, sizes_bytes)
+        self._farthest.restore(numbers, now_s)
+        self._count = len(digests)
+
+    def abandon(self, want: Want) -> None:
+        """See `Policy`."""
+        self._shares.abandon(want.standing, want.size_bytes)
+
+    def use(self, digest: str, now_s: float) -> None:
+        """See `Policy`."""
+        self._farthest.enter(self._number(digest), now_s)
+
+    def lease(self, digest: str) -> None:
+        """See `Policy`."""
+        self._farthest.hold(self._number(digest))
+
+    def release(self, digest: str, now_s: float) -> None:
+        """See `Policy`."""
+        self._farthest.let_go(self._number(digest), now_s)
 
     def remove(self, digest: str) -> None:
         """See `Policy`."""
-        self._total_bytes -= self._order.pop(digest)
+        number = self._number(digest)
+        self._count -= 1
+        self._farthest.leave(number)
+        self._shares.leave(number)
+        self._uses.unkeep(number)
 
-    def decide(
-        self,
-        size_bytes: int,
-        available_bytes: int,
-        *,
-        wanted: Callable[[str], bool],
-        leased: Callable[[str], bool],
-    ) -> Admit | Bypass:
+    def _number(self, digest: str) -> int:
+        number = self._uses.find(digest)
+        assert number is not None, digest
+        return number
+
+    # --- what the store asks ------------------------------------------------------------------
+
+    def decide(self, want: Want, available_bytes: int, *, now_s: float) -> Admit | Bypass:
         """See `Policy`. Victims are named, not removed: the store calls `remove` for each."""
-        if size_bytes <= available_bytes:
-            return Admit()
-        if size_bytes > available_bytes + self._total_bytes:
-            return Bypass("larger than all that could be evicted")
-        victims: list[str] = []
-        kept: list[str] = []
-        room_bytes = available_bytes
-        for looked_at, (digest, victim_bytes) in enumerate(self._order.items()):
-            if room_bytes >= size_bytes or looked_at >= self._scan_limit:
-                break
-            if leased(digest) or wanted(digest):
-                kept.append(digest)
-            else:
-                victims.append(digest)
-                room_bytes += victim_bytes
-        for digest in kept:
-            self._order.move_to_end(digest)
-        if room_bytes < size_bytes:
-            return Bypass("every other shard looked at is leased, or wanted by a live plan")
-        return Admit(tuple(victims))
+        self._farthest.sweep(now_s)
+        limits = self._shares.limits(want.standing, want.size_bytes)
+        if limits.refusal:
+            return Bypass(limits.refusal)
+        search = _Search(self._uses, self._farthest, self._shares, want)
+        short_bytes = want.size_bytes - available_bytes
+        try:
+            if limits.own_short_bytes > 0:
+                search.take_own(limits, now_s)
+            if not search.refusal and search.room_bytes < short_bytes:
+                if self._shares.is_shared:
+                    search.take_shared(short_bytes, now_s)
+                else:
+                    search.take(short_bytes, now_s)
+        finally:
+            search.close()
+        if search.refusal:
+            return Bypass(search.refusal)
+        self._shares.charge(want.standing, want.size_bytes)
+        return Admit(tuple(self._uses.digest(number) for number in search.victims))
+
+
+class _Search:
+    """One decision's way to its victims. What it has looked at is hidden until `close`."""
+
+    def __init__(self, uses: NextUses, farthest: Farthest, shares: Shares, want: Want) -> None:
+        self._uses = uses
+        self._farthest = farthest
+        self._shares = shares
+        self._want = want
+        self._number = uses.find(want.digest)
+        self._hidden: list[tuple[int, float]] = []
+        self.victims: list[int] = []
+        self.room_bytes = 0
+        self.refusal = ""
+
+    def close(self) -> None:
+        """Show again what was hidden."""
+        for number, horizon_s in self._hidden:
+            self._farthest.unhide(number, horizon_s)
+
+    def _needed_s(self, now_s: float) -> float:
+        """The newcomer's horizon: what is needed no later does not make way for it."""
+        number, want = self._number, self._want
+        if want.standing.adhoc or self._shares.pins(want.standing):
+            return 0.0
+        if number is None or self._uses.is_bare(number) or not self._uses.claimed(number):
+            return UNWANTED_S / 2
+        return now_s + self._uses.wait_s(number, skip_one=want.ahead)
+
+    def _take(self, number: int) -> None:
+        self.victims.append(number)
+        self.room_bytes += self._shares.size_bytes(number)
+
+    def take(self, short_bytes: int, now_s: float) -> None:
+        """Victims of `short_bytes` in all, from the farthest on."""
+        needed_s = self._needed_s(now_s)
+        # What nobody wants goes first even then; what the only job wants does not.
+        spared_s = UNWANTED_S / 2 if self._uses.planning_count == 1 else np.inf
+        for _ in range(LOOKS_MAX):
+            if self.room_bytes >= short_bytes:
+                return
+            found = self._farthest.top(now_s)
+            if found is None or found[1] <= needed_s:
+                self.refusal = "every other shard is leased, or needed no later"
+                return
+            if found[1] < spared_s < np.inf and needed_s > 0:
+                self.refusal = "the only job with a plan would lose another of its shards instead"
+                return
+            self._hidden.append((found[0], self._farthest.hide(found[0])))
+            self._take(found[0])
+        if self.room_bytes < short_bytes:
+            self.refusal = f"the {LOOKS_MAX} shards needed last are leased or too small"
+
+    def take_own(self, limits: Limits, now_s: float) -> None:
+        """Victims of the newcomer's own group, until its quota holds the newcomer."""
+        group = self._shares.of_group(limits.group)
+        if limits.is_recency:
+            candidates = self._farthest.oldest_of(group, LOOKS_MAX)
+        else:
+            needed_s = self._needed_s(now_s)
+            best = self._farthest.best_of(group, now_s, LOOKS_MAX)
+            candidates = [number for number, horizon_s in best if horizon_s > needed_s]
+        for number in candidates:
+            if self.room_bytes >= limits.own_short_bytes:
+                return
+            self._hidden.append((number, self._farthest.hide(number)))
+            self._take(number)
+        if self.room_bytes < limits.own_short_bytes:
+            self.refusal = "its quota is taken by shards that are leased, or needed no later"
+
+    def take_shared(self, short_bytes: int, now_s: float) -> None:
+        """Like `take`, where tenants share: those above their share make way first."""
+        needed_s = self._needed_s(now_s)
+        may, always = self._shares.displaceable(self._want.standing, self._want.size_bytes)
+        chosen = set(self.victims)
+        for mask, at_least_s in ((always, 0.0), (may, needed_s)):
+            for number, horizon_s in self._farthest.best_of(mask, now_s, LOOKS_MAX):
+                if self.room_bytes >= short_bytes:
+                    return
+                if number not in chosen and horizon_s > at_least_s:
+                    chosen.add(number)
+                    self._take(number)
+        if self.room_bytes < short_bytes:
+            self.refusal = "what this tenant may displace is leased, or needed no later"

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.sampleindex import SampleIndex
+from gpufeed.cachefs.shares import Standing
 
 
 class Indexer(Protocol):
@@ -33,11 +34,25 @@ MakeIndexer = Callable[[ShardSpec], Indexer | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSource:
-    """A shard, how to reach it, and how to find its samples."""
+    """A shard, how to reach it, and how to find its samples.
+
+    Attributes:
+        spec: the shard.
+        options: of its origin: endpoint and credentials.
+        make_indexer: finds its samples.
+        adhoc: it is read as a file, outside of any dataset.
+    """
 
     spec: ShardSpec
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     make_indexer: MakeIndexer
+    adhoc: bool = False
+
+    @property
+    def standing(self) -> Standing:
+        """Whose the shard is, for the policy."""
+        sources = self.spec.sources
+        return Standing(sources[0].info.url if sources else self.spec.name, adhoc=self.adhoc)
 
 
 class KnownIndexer:

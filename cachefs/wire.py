@@ -10,8 +10,9 @@ Header, little-endian, pinned by a test: magic ``GPFD``, version u16, type u16, 
 A client opens with `HELLO`; the daemon answers `WELCOME` or `ERROR`. Requests (`OPEN` and `INDEX`
 of datasets; `STAT`, `LIST` and `FILE_*` of single objects) carry an id that their `REPLY`,
 `PROGRESS` or `ERROR` repeats; the reply to `FILE_READ` lends one extent. `PLAN` extends the
-session's plan; `EXTENTS`, `SAMPLES`, `SHARD_END` and `FAIL` flow to the client in plan order.
-`RELEASE` gives extents back.
+session's plan; `JOIN` names the job that the session is a rank of, and `FORECAST` tells the order
+that it will read in, far ahead of the plan. `EXTENTS`, `SAMPLES`, `SHARD_END` and `FAIL` flow to
+the client in plan order. `RELEASE` gives extents back.
 
 Pure: no I/O, so the daemon, the client and a fuzzer share every byte of it.
 """
@@ -67,6 +68,8 @@ class Kind(enum.IntEnum):
     FILE_OPEN = 16
     FILE_READ = 17
     FILE_CLOSE = 18
+    JOIN = 19
+    FORECAST = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +251,23 @@ def unpack_plan(body: bytes) -> tuple[int, tuple[int, ...], int]:
     if len(body) != _PLAN.size + 4 * count or count > PLAN_IDS_PER_MESSAGE_MAX:
         raise ProtocolError(f"PLAN says {count} shards in {len(body)} bytes")
     return dataset_id, struct.unpack_from(f"<{count}I", body, _PLAN.size), first
+
+
+def pack_forecast(dataset_id: int, shard_ids: Sequence[int], *, anew: bool) -> bytes:
+    """Body of `FORECAST`: these shards come next; `anew`: instead of what was forecast before."""
+    assert len(shard_ids) <= PLAN_IDS_PER_MESSAGE_MAX
+    count = len(shard_ids)
+    return _PLAN.pack(dataset_id, count, int(anew)) + struct.pack(f"<{count}I", *shard_ids)
+
+
+def unpack_forecast(body: bytes) -> tuple[int, tuple[int, ...], bool]:
+    """Returns dataset id, shard ids, `anew`.
+
+    Raises:
+        ProtocolError: lengths disagree.
+    """
+    dataset_id, shard_ids, anew = unpack_plan(body)
+    return dataset_id, shard_ids, bool(anew)
 
 
 def pack_release(seqs: Sequence[int]) -> bytes:

@@ -22,10 +22,10 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from gpufeed.cachefs.config import ArenaConfig, OriginConfig, StoreConfig
+from gpufeed.cachefs.config import ArenaConfig, OriginConfig, PolicyConfig, StoreConfig
 from gpufeed.cachefs.errors import ConfigError
 from gpufeed.daemon.machine import Derived, Machine
 from gpufeed.daemon.settingvalues import Key, keys_of, nearest, read_value
@@ -109,6 +109,7 @@ class Settings:
     store: StoreConfig
     arena: ArenaConfig
     daemon: DaemonConfig
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class LoadedSettings:
 
 _SLICES: dict[str, type] = {
     "origin": OriginConfig, "store": StoreConfig, "arena": ArenaConfig, "daemon": DaemonConfig,
+    "policy": PolicyConfig,
 }  # fmt: skip
 KEYS: Mapping[str, Key] = keys_of(_SLICES)
 
@@ -324,4 +326,4 @@ def _build(values: dict[str, Any], provenance: dict[str, str], machine: Machine)
         made("store")  # the ratio is checked before it is used
         ratio = values.get("store.free_floor_ratio", KEYS["store.free_floor_ratio"].default)
         derive("store.capacity_bytes", machine.capacity_bytes(values["store.path"], ratio))
-    return Settings(made("origin"), made("store"), made("arena"), made("daemon"))
+    return Settings(made("origin"), made("store"), made("arena"), made("daemon"), made("policy"))

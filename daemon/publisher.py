@@ -25,6 +25,7 @@ from typing import Protocol
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.cache import ShardCache, ShardReader, ShardSource
 from gpufeed.cachefs.clock import Clock
+from gpufeed.cachefs.demand import DemandRate
 from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
 from gpufeed.cachefs.plan import PlanBook
 from gpufeed.cachefs.units import MIB, format_bytes
@@ -81,6 +82,7 @@ class Publisher:
         self._prefetching: set[asyncio.Task[None]] = set()
         self._held: dict[int, tuple[int, str]] = {}
         self._seq = 0
+        self._demand = DemandRate()
 
     # --- extents outside of the plan ----------------------------------------------------------
 
@@ -98,6 +100,7 @@ class Publisher:
         """See `Lender`."""
         self._seq += 1
         self._held[self._seq] = (slot, digest)
+        self._demand.published(self._clock.monotonic_s())
         return self._seq
 
     # --- from the client ----------------------------------------------------------------------
@@ -126,6 +129,7 @@ class Publisher:
                 raise ProtocolError(f"extent {seq} was released, but is not published")
             slot, digest = self._held.pop(seq)
             self._pool.drop(slot, wanted=self._book.pending(digest))
+        self._demand.released(len(seqs), self._clock.monotonic_s())
         self._credits += len(seqs)
         self._credit_came.set()
 
@@ -144,6 +148,8 @@ class Publisher:
                 self._plan_grew.clear()
                 await self._plan_grew.wait()
             position, source = self._plan[0]
+            # Before the shard is looked for: this use of it does not count for keeping it.
+            self._book.begin(self._session, source.spec.digest)
             try:
                 await self._publish(position, source)
             except GpufeedError as error:
@@ -185,6 +191,8 @@ class Publisher:
     async def _publish(self, position: int, source: ShardSource) -> None:
         reader = self._cache.open(source)
         seeker = Seeker(reader)
+        # Of a compressed shard that was never read, as many as there are at its origin.
+        self._tell_rate(-(-source.spec.size_bytes // self._cache.tools.extent_bytes))
         shard = _Progress(position)
         try:
             self._set_calm(reader.is_stored)
@@ -241,10 +249,18 @@ class Publisher:
 
     async def _timed(self, found: Awaitable[tuple[int, str] | None]) -> tuple[int, str] | None:
         begin_s = self._clock.monotonic_s()
+        self._demand.seeking(True, begin_s)
         try:
             return await found
         finally:
-            self._metrics.add("stall_seconds_total", self._clock.monotonic_s() - begin_s)
+            end_s = self._clock.monotonic_s()
+            self._demand.seeking(False, end_s)
+            self._metrics.add("stall_seconds_total", end_s - begin_s)
+
+    def _tell_rate(self, extent_count: int) -> None:
+        extents_per_s = self._demand.extents_per_s
+        if extents_per_s is not None:
+            self._book.measured(self._session, extents_per_s / max(1, extent_count))
 
     # --- credits ------------------------------------------------------------------------------
 

@@ -90,8 +90,8 @@ class Requests:
             raise UsageError(f"a session opens at most {DATASETS_PER_SESSION_MAX} datasets")
         dataset = await self._all.open(_wanted(value))
         self._open_datasets[dataset.dataset_id] = dataset
-        digests = [source.spec.digest for source in dataset.sources]
-        self._book.claim(self._session, digests)
+        digests = (source.spec.digest for source in dataset.sources)
+        self._book.claim(self._session, dataset.dataset_id, digests)
         return self._describe(dataset)
 
     async def _index(self, value: dict[str, Any]) -> dict[str, Any]:

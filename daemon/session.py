@@ -41,6 +41,7 @@ REQUESTS_IN_FLIGHT_MAX = 8
 # What a client may send in one body; the daemon parses it on its loop.
 REQUEST_BODY_BYTES_MAX = 16 * MIB
 ACCEPT_PAUSE_S = 0.5
+JOB_NAME_MAX = 256
 
 
 class ServerSession:
@@ -58,6 +59,7 @@ class ServerSession:
         self._publisher: Publisher | None = None
         self._requests: Requests | None = None
         self._requests_in_flight = 0
+        self._has_joined = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -96,6 +98,10 @@ class ServerSession:
             self._publisher.release(wire.unpack_release(message.body))
         elif message.kind is Kind.PLAN:
             self._plan(self._publisher, self._requests, message.body)
+        elif message.kind is Kind.FORECAST:
+            self._forecast(self._requests, message.body)
+        elif message.kind is Kind.JOIN:
+            self._join(message.json())
         elif message.kind in REQUEST_KINDS:
             self._request(self._requests, message.kind, message.json())
         elif message.kind is Kind.FILE_CLOSE:
@@ -133,6 +139,20 @@ class ServerSession:
         if any(shard >= count for shard in shard_ids):
             raise ProtocolError(f"PLAN names a shard outside the dataset's {count}")
         publisher.extend(first, [dataset.sources[shard] for shard in shard_ids])
+
+    def _join(self, value: dict[str, Any]) -> None:
+        job = value.get("job")
+        if not isinstance(job, str) or not 0 < len(job) <= JOB_NAME_MAX:
+            raise ProtocolError(f"JOIN needs a job's name of 1 to {JOB_NAME_MAX} characters")
+        if self._has_joined:
+            raise ProtocolError("JOIN came twice")
+        self._has_joined = True
+        self._server.book.join(self._number, job)
+
+    def _forecast(self, requests: Requests, body: bytes) -> None:
+        dataset_id, shard_ids, anew = wire.unpack_forecast(body)
+        requests.dataset(dataset_id)
+        self._server.book.forecast(self._number, dataset_id, shard_ids, anew=anew)
 
     # --- requests -----------------------------------------------------------------------------
 

@@ -35,8 +35,11 @@ from gpufeed.cachefs.errors import GpufeedError
 from gpufeed.cachefs.filltools import FillTools
 from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.nextuse import NextUses
 from gpufeed.cachefs.origin.engine import OriginEngine
 from gpufeed.cachefs.plan import PlanBook
+from gpufeed.cachefs.policy import PlanPolicy
+from gpufeed.cachefs.shares import Shares
 from gpufeed.cachefs.store.store import ShardStore
 from gpufeed.cachefs.units import format_bytes
 from gpufeed.daemon import http
@@ -77,14 +80,16 @@ async def running(
     async with AsyncExitStack() as stack:
         arena = Arena(settings.arena)
         stack.callback(arena.close)
+        uses = NextUses()
         store = ShardStore.open(
-            settings.store, extent_bytes=extent_bytes, metrics=metrics, clock=clock
-        )
+            settings.store, extent_bytes=extent_bytes, metrics=metrics, clock=clock,
+            policy=PlanPolicy(uses, Shares(settings.policy, settings.store.capacity_bytes)),
+        )  # fmt: skip
         stack.push_async_callback(store.close)
         engine = OriginEngine(settings.origin, metrics)
         engine.start()
         stack.push_async_callback(engine.close)
-        book = PlanBook()
+        book = PlanBook(uses)
         part_bytes = part_bytes_of(settings)
         tools = FillTools(
             engine=engine, store=store, pool=SlotPool(arena, metrics), metrics=metrics,
@@ -92,7 +97,7 @@ async def running(
             extent_bytes=extent_bytes, part_bytes=part_bytes, pending=book.pending,
             expansion_ratio_max=settings.store.expansion_ratio_max,
         )  # fmt: skip
-        cache = ShardCache(tools, wanted=book.claimed)
+        cache = ShardCache(tools)
         stack.push_async_callback(cache.close)
         datasets = Datasets(
             engine, store, extent_bytes=extent_bytes,

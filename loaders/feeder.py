@@ -26,6 +26,7 @@ from gpufeed.cachefs.wire import ExtentEvent, FailEvent, SamplesEvent, ShardEndE
 from gpufeed.loaders.batch import BatchRecord
 from gpufeed.loaders.batchslots import SlotRing
 from gpufeed.loaders.feed import Delivery, EpochEnd, Failed, FeedConfig, FeedSource, FeedStats
+from gpufeed.loaders.forecast import Forecaster
 from gpufeed.loaders.layout import find_layout
 from gpufeed.loaders.order import ShardPart
 from gpufeed.loaders.pool import WorkerPool
@@ -68,6 +69,7 @@ class Feeder:
         self._leases: dict[tuple[int, int], Lease] = {}
         self._orders: deque[int] = deque()
         self._parts: Iterator[ShardPart] | None = None
+        self._forecast = Forecaster(source)
         self._planning = -1  # epoch whose shards are being planned
         self._cutting: deque[int] = deque()  # planned epochs that are not wholly cut
         self._index = 0
@@ -246,6 +248,7 @@ class Feeder:
             if room <= 0:
                 break
             self._extend(room)
+            self._forecast.go_on()
             grew = True
         return grew
 
@@ -259,6 +262,7 @@ class Feeder:
             self._planning += 1
         else:
             return False
+        self._forecast.begin(self._planning)
         self._parts = self._source.parts_of(self._planning)
         self._cutting.append(self._planning)
         return True

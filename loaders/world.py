@@ -9,19 +9,30 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpufeed.cachefs.errors import UsageError
+
+_JOB_VARIABLES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rank and size of the job, and of its part on this node."""
+    """Rank and size of the job, and of its part on this node.
+
+    Attributes:
+        rank: of this process, from 0.
+        world_size: processes of the job.
+        local_rank: of this process among those on this node.
+        local_world_size: processes of the job on this node.
+        job: what the job's processes have in common and no other job on the node has.
+    """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
+    job: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -53,7 +64,13 @@ class World:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             rank, size = distributed.get_rank(), distributed.get_world_size()
-        return cls(rank, size, local_rank, local_size)
+        return cls(rank, size, local_rank, local_size, _job(values, size))
+
+
+def _job(values: Mapping[str, str], world_size: int) -> str:
+    """What the launcher calls the job; a process on its own is one."""
+    told = [f"{name}={values[name]}" for name in _JOB_VARIABLES if values.get(name)]
+    return " ".join(told) if told and world_size > 1 else f"pid={os.getpid()}"
 
 
 def _number(values: Mapping[str, str], name: str, default: int) -> int:

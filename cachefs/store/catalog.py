@@ -13,8 +13,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from gpufeed.cachefs.store.heads import ADOPTED_USE, Head, Heads
 
 
@@ -108,11 +106,3 @@ class Catalog:
     def unsaved_uses(self) -> dict[str, int]:
         """Last uses that the index does not know yet."""
         return dict(self._unsaved)
-
-    def by_last_use(self) -> list[tuple[str, int]]:
-        """All digests with their bytes on disk, the oldest use first."""
-        digests = list(self._rows)
-        rows = np.fromiter(self._rows.values(), dtype=np.int64, count=len(digests))
-        order = np.argsort(np.array(self._uses, dtype=np.int64)[rows], kind="stable")
-        sizes = np.array(self._file_sizes, dtype=np.int64)[rows][order].tolist()
-        return list(zip([digests[i] for i in order.tolist()], sizes, strict=True))

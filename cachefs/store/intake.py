@@ -2,7 +2,8 @@
 
 No other path makes bytes visible, and an abort leaves nothing. Both, once begun, are the store's
 own tasks and run to their end whoever is cancelled. A second reservation of a shard waits while the
-first commits, and ends as its equal.
+first commits, and ends as its equal. When the disk fails, writes that it has not begun are turned
+away: their slots are somebody's who waits.
 
 What a reservation may do is decided elsewhere (policy, budget, health); what the disk does is the
 `writer`'s. Used on the loop's thread.
@@ -28,7 +29,7 @@ from gpufeed.cachefs.store.health import DiskHealth
 from gpufeed.cachefs.store.parts import DiskParts
 from gpufeed.cachefs.store.reservation import Reservation
 from gpufeed.cachefs.store.writer import Description, Ending, NoRoomError, Sums, padded
-from gpufeed.cachefs.tasks import finished
+from gpufeed.cachefs.tasks import finished, until_done
 
 _LOG = logging.getLogger("gpufeed.store")
 _Result = TypeVar("_Result")
@@ -39,7 +40,8 @@ class StoreEvents:
     """What the store is asked and told."""
 
     lookup: Callable[[str], StoredShard | None]
-    on_committed: Callable[[str, Head], StoredShard]
+    on_committed: Callable[[Reservation, Head], StoredShard]
+    on_aborted: Callable[[Reservation], None]
     on_failed: Callable[[object], None]
     next_use: Callable[[], int]
 
@@ -61,6 +63,7 @@ class Intake:
         self._committing: dict[str, asyncio.Future[None]] = {}
         self._writes_count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure = asyncio.Event()  # of the disk; a new one after each
         self.reserved: set[Reservation] = set()
 
     def is_committing(self, digest: str) -> bool:
@@ -88,15 +91,11 @@ class Intake:
         blocks = padded(data, length_bytes)
         offset = layout.extent_offset(extent, self._extent_bytes)
         if self._health.state == "degraded":
-            raise StorageError(
-                f"the cache disk failed while {reservation.spec.name} was on its way in; it "
-                "streams past the cache"
-            )
+            raise _turned_away(reservation)
         sums = None if on_sum is None else Sums(length_bytes, on_sum)
         self._writes_count += 1
         try:
-            async with self._disk.pace.turn(len(blocks)):
-                await self._disk.writer.write(reservation, offset, blocks, sums)
+            await self._write(reservation, offset, blocks, sums)
         except StorageError as error:
             if reservation.granted.exception() is None:
                 # Or else the room never came, and why was noted where it was found out.
@@ -106,6 +105,51 @@ class Intake:
             self._writes_count -= 1
         reservation.written.add(extent)
         self._metrics.add("nvme_written_bytes_total", len(blocks))
+
+    async def _write(
+        self, reservation: Reservation, offset: int, blocks: memoryview, sums: Sums | None
+    ) -> None:
+        pace, writer, opening = self._disk.pace, self._disk.writer, reservation.opening
+        # To watch over what need not be waited for would cost the loop more than the write does.
+        if pace.is_free:
+            await pace.take_turn(len(blocks))
+        else:
+            await self._while_well(pace.take_turn(len(blocks)), reservation, pace.end_turn)
+        try:
+            if opening is None or not opening.done():
+                await self._while_well(writer.opened(reservation), reservation)
+            await writer.write(reservation, offset, blocks, sums)
+        finally:
+            pace.end_turn()
+
+    async def _while_well(
+        self, waiting: Coroutine[Any, Any, object], reservation: Reservation,
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Wait, but not for a disk that has failed meanwhile; `undo` what came too late.
+
+        Raises:
+            StorageError: it failed.
+        """
+        failure = asyncio.ensure_future(self._failure.wait())
+        task = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait([task, failure], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            failure.cancel()
+            is_late = not task.done()
+            task.cancel()
+            await until_done(task)
+        if is_late:
+            if not task.cancelled() and task.exception() is None:
+                undo()
+            raise _turned_away(reservation)
+        task.result()
+
+    def turn_away(self) -> None:
+        """The disk failed: writes that it has not begun end now."""
+        failure, self._failure = self._failure, asyncio.Event()
+        failure.set()
 
     async def commit(
         self, reservation: Reservation, extent_crcs: Sequence[int], sample_index: bytes | None
@@ -168,7 +212,7 @@ class Intake:
         if reservation.is_probe:
             self._health.probe_succeeded()
         self._metrics.add("nvme_written_bytes_total", len(ending.header) + len(ending.trailer))
-        stored = self._events.on_committed(reservation.spec.digest, ending.head)
+        stored = self._events.on_committed(reservation, ending.head)
         _LOG.debug("committed %s", stored.digest)
         return stored
 
@@ -197,6 +241,7 @@ class Intake:
         if reservation.is_probe:
             self._health.probe_ended(self._clock.monotonic_s())
         self.reserved.remove(reservation)
+        self._events.on_aborted(reservation)
         _LOG.debug("aborted %s", reservation.spec.digest)
         self._accounts.grant()
 
@@ -213,3 +258,10 @@ class Intake:
             await self.abort(reservation)
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+
+
+def _turned_away(reservation: Reservation) -> StorageError:
+    return StorageError(
+        f"the cache disk failed while {reservation.spec.name} was on its way in; it streams past "
+        "the cache"
+    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.store.writecap import WriteCap
@@ -18,11 +16,22 @@ class WritePace:
         self._clock = clock
         self._free = asyncio.Semaphore(in_flight_max)
 
-    @asynccontextmanager
-    async def turn(self, size_bytes: int) -> AsyncIterator[None]:
-        """Wait for the turn of a write of so many bytes."""
-        async with self._free:
+    @property
+    def is_free(self) -> bool:
+        """Whether `take_turn` would not wait."""
+        return not self._free.locked() and not self.cap.is_set
+
+    async def take_turn(self, size_bytes: int) -> None:
+        """Wait for the turn of a write of so many bytes; `end_turn` after it."""
+        await self._free.acquire()
+        try:
             delay_s = self.cap.delay_s(size_bytes, self._clock.monotonic_s())
             if delay_s > 0:
                 await asyncio.sleep(delay_s)
-            yield
+        except BaseException:
+            self._free.release()
+            raise
+
+    def end_turn(self) -> None:
+        """The write is over, or the disk has not answered for so long that another may try."""
+        self._free.release()

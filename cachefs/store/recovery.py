@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpufeed.cachefs.errors import IntegrityError, StorageError
 from gpufeed.cachefs.store.directory import CacheDirectory
@@ -32,6 +33,11 @@ class Found:
 
     digests: list[str]
     heads: Heads
+
+    def pick(self, rows: NDArray[np.intp]) -> Found:
+        """These rows, in this order."""
+        digests = self.digests
+        return Found([digests[row] for row in rows.tolist()], self.heads[rows])
 
 
 def reconcile(directory: CacheDirectory, index: Index, files: Files) -> Found:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpufeed.cachefs.model import ShardSpec
+from gpufeed.cachefs.policy import Want
 from gpufeed.cachefs.store.files import Space
 
 
@@ -17,6 +18,7 @@ class Reservation:
 
     Attributes:
         spec: the shard.
+        want: what the policy admitted.
         number: tells it from others of the same shard.
         size_bytes: what the budget holds for it.
         granted: done once the room is there (evicted files are gone); fails if it never will be.
@@ -28,6 +30,7 @@ class Reservation:
     """
 
     spec: ShardSpec
+    want: Want
     number: int
     size_bytes: int
     granted: asyncio.Future[None]

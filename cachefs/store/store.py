@@ -23,17 +23,20 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpufeed.cachefs import layout
 from gpufeed.cachefs.clock import Clock
-from gpufeed.cachefs.config import StoreConfig
+from gpufeed.cachefs.config import PolicyConfig, StoreConfig
 from gpufeed.cachefs.errors import DiskLateError, GpufeedError, IntegrityError, StorageError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ShardSpec
-from gpufeed.cachefs.policy import Bypass, NeverEvict, Policy
+from gpufeed.cachefs.nextuse import NextUses
+from gpufeed.cachefs.policy import Bypass, PlanPolicy, Policy, Want
+from gpufeed.cachefs.shares import NOBODY, Shares, Standing
 from gpufeed.cachefs.store.accounts import Accounts
 from gpufeed.cachefs.store.catalog import Catalog, StoredShard
 from gpufeed.cachefs.store.files import DiskFiles, Files
@@ -55,8 +58,9 @@ class ShardStore:
     """See the top of the file. Made by `open`; without a path it keeps nothing."""
 
     def __init__(
-        self, config: StoreConfig, *, extent_bytes: int, metrics: Metrics, clock: Clock
-    ) -> None:
+        self, config: StoreConfig, *, extent_bytes: int, metrics: Metrics, clock: Clock,
+        policy: Policy,
+    ) -> None:  # fmt: skip
         self._clock = clock
         self.memory_only = not config.path
         self.capacity_bytes = 0 if self.memory_only else config.capacity_bytes
@@ -64,7 +68,7 @@ class ShardStore:
         self._metrics = metrics
         self._accounts = Accounts(self.capacity_bytes, metrics)
         self._budget = self._accounts.budget
-        self._policy: Policy = NeverEvict()
+        self._policy = policy
         self._health = DiskHealth()
         self._shards = Catalog()
         self._leases: collections.Counter[str] = collections.Counter()
@@ -76,15 +80,25 @@ class ShardStore:
     @classmethod
     def open(
         cls, config: StoreConfig, *, extent_bytes: int, metrics: Metrics, clock: Clock,
-        files: Files | None = None,
+        policy: Policy | None = None, files: Files | None = None,
     ) -> ShardStore:  # fmt: skip
         """Lock the directory and recover what is in it. Blocking.
+
+        Args:
+            config: where, and how much.
+            extent_bytes: of every shard.
+            metrics: where bytes and events are counted.
+            clock: tells the time.
+            policy: what decides; None: one without plans, quotas and pins.
+            files: how the disk is reached; None: by system calls.
 
         Raises:
             OperatorError: the directory is in use, foreign, or of another format.
             StorageError: the disk refused.
         """
-        store = cls(config, extent_bytes=extent_bytes, metrics=metrics, clock=clock)
+        if policy is None:
+            policy = PlanPolicy(NextUses(), Shares(PolicyConfig(), config.capacity_bytes))
+        store = cls(config, extent_bytes=extent_bytes, metrics=metrics, clock=clock, policy=policy)
         if not store.memory_only:
             events = Events(
                 on_removed=store._on_removed, on_unlink_failed=store._on_unlink_failed,
@@ -105,7 +119,7 @@ class ShardStore:
 
     def _begin(self, disk: DiskParts) -> None:
         events = StoreEvents(
-            lookup=self._shards.get, on_committed=self._on_committed,
+            lookup=self._shards.get, on_committed=self._on_committed, on_aborted=self._on_aborted,
             on_failed=self._failed, next_use=self._shards.next_use,
         )  # fmt: skip
         self._disk = disk
@@ -117,18 +131,18 @@ class ShardStore:
     def _recover(self, disk: DiskParts) -> None:
         found = reconcile(disk.directory, disk.index, disk.files)
         keeps = self._choose(found)
-        useless = [found.digests[i] for i in np.flatnonzero(~keeps).tolist()]
-        if useless:
+        if not keeps.all():
+            useless = found.pick(np.flatnonzero(~keeps)).digests
             _LOG.warning("%d shards of other settings are removed", len(useless))
             for digest in useless:
                 disk.directory.remove(disk.directory.shard_path(digest))
             disk.index.delete(useless)
             self._metrics.add("evictions_total", len(useless))
-            kept = [found.digests[i] for i in np.flatnonzero(keeps).tolist()]
-            found = Found(kept, found.heads[keeps])
+        kept = np.flatnonzero(keeps)
+        found = found.pick(kept[np.argsort(found.heads["last_use"][kept], kind="stable")])
         self._shards.load(found.digests, found.heads)
-        for digest, size_bytes in self._shards.by_last_use():
-            self._policy.add(digest, size_bytes)
+        sizes = found.heads["file_bytes"].astype(np.int64)
+        self._policy.restore(found.digests, sizes, self._clock.monotonic_s())
         disk.room.measured(disk.files.space(disk.directory.path))
         self._count()
 
@@ -154,12 +168,14 @@ class ShardStore:
     def touch(self, digest: str) -> None:
         """The shard was used; unknown ones are ignored."""
         if digest in self._shards:
-            self._policy.use(digest)
+            self._policy.use(digest, self._clock.monotonic_s())
             self._shards.touch(digest)
 
     def lease(self, digest: str) -> None:
         """Keep the shard until `release`; counted."""
         self._leases[digest] += 1
+        if self._leases[digest] == 1 and digest in self._shards:
+            self._policy.lease(digest)
 
     def release(self, digest: str) -> None:
         """One lease less."""
@@ -167,6 +183,8 @@ class ShardStore:
         self._leases[digest] -= 1
         if not self._leases[digest]:
             del self._leases[digest]
+            if digest in self._shards:
+                self._policy.release(digest, self._clock.monotonic_s())
             if self._disk is not None:
                 self._disk.descriptors.release(digest)
 
@@ -183,11 +201,18 @@ class ShardStore:
 
     # --- coming in ----------------------------------------------------------------------------
 
-    def reserve(self, spec: ShardSpec, *, wanted: Callable[[str], bool]) -> Reservation | None:
-        """Room for a shard, evicting others if the policy says so. None: stream it without caching.
+    def reserve(
+        self, spec: ShardSpec, *, standing: Standing = NOBODY, ahead: bool = False
+    ) -> Reservation | None:
+        """Room for a shard, evicting others if the policy says so; None: it is not cached.
 
         The room may have to wait until evicted files are gone; `write_extent` does. A second
         reservation of a shard whose first is about to be aborted is fine.
+
+        Args:
+            spec: the shard.
+            standing: whose it is.
+            ahead: it is fetched before somebody reads it, not because somebody does.
         """
         disk, intake = self._disk, self._intake
         if disk is None or intake is None:
@@ -208,10 +233,9 @@ class ShardStore:
         if room_bytes < min(size, self._budget.available_bytes):
             # What others did to the disk may have been undone since it was last measured.
             self._measure()
-        decision = self._policy.decide(
-            size, min(room_bytes, self._budget.available_bytes), wanted=wanted,
-            leased=self._leases.__contains__,
-        )  # fmt: skip
+        want = Want(spec.digest, size, standing, ahead)
+        available_bytes = min(room_bytes, self._budget.available_bytes)
+        decision = self._policy.decide(want, available_bytes, now_s=now_s)
         if isinstance(decision, Bypass):
             _LOG.debug("%s is not cached: %s", spec.name, decision.reason)
             return None
@@ -219,7 +243,7 @@ class ShardStore:
             self._evict(victim)
         self._metrics.add("evictions_total", len(decision.victims))
         reservation = Reservation(
-            spec, next(self._numbers), size, asyncio.get_running_loop().create_future(),
+            spec, want, next(self._numbers), size, asyncio.get_running_loop().create_future(),
             self._health.reserved(),
         )  # fmt: skip
         disk.pace.cap.admitted(size, now_s)
@@ -291,10 +315,19 @@ class ShardStore:
         if self._intake is not None:
             await self._intake.abort(reservation)
 
-    def _on_committed(self, digest: str, head: Head) -> StoredShard:
-        stored = self._add(digest, head)
+    def _on_committed(self, reservation: Reservation, head: Head) -> StoredShard:
+        want = reservation.want
+        # It was admitted with a guess of its size.
+        self._policy.abandon(want)
+        self._policy.add(replace(want, size_bytes=head.file_bytes), self._clock.monotonic_s())
+        if want.digest in self._leases:
+            self._policy.lease(want.digest)
+        stored = self._shards.add(want.digest, head)
         self._count()
         return stored
+
+    def _on_aborted(self, reservation: Reservation) -> None:
+        self._policy.abandon(reservation.want)
 
     # --- going out ----------------------------------------------------------------------------
 
@@ -353,21 +386,22 @@ class ShardStore:
 
     # --- accounts and tasks -------------------------------------------------------------------
 
-    def _add(self, digest: str, head: Head) -> StoredShard:
-        self._policy.add(digest, head.file_bytes)
-        return self._shards.add(digest, head)
-
     def _failed(self, why: object) -> None:
         _LOG.warning("the cache disk is left alone for a while: %s", why)
         self._metrics.add("store_errors_total")
-        self._health.failed(self._clock.monotonic_s())
+        self._writes_fail()
         self._count()
+
+    def _writes_fail(self) -> None:
+        self._health.failed(self._clock.monotonic_s())
+        if self._intake is not None:
+            self._intake.turn_away()
 
     def _read_failed(self, why: GpufeedError) -> None:
         _LOG.warning("the cache disk is not read for a while: %s", why)
         if isinstance(why, DiskLateError):
             # Whoever hangs while reading will not write.
-            self._health.failed(self._clock.monotonic_s())
+            self._writes_fail()
         self._count()
 
     def _is_well(self) -> bool:

@@ -23,6 +23,11 @@ class WriteCap:
         self._drained_at_s = 0.0
         self._next_at_s = 0.0
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a cap."""
+        return bool(self._bytes_per_s)
+
     def admits(self, now_s: float) -> bool:
         """Whether a new shard may join the queue. Changes nothing."""
         return not self._bytes_per_s or self._drained_at_s - now_s <= self._queue_s_max

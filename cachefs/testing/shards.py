@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import random
-from collections.abc import Callable
 
 from gpufeed.cachefs import checksum
 from gpufeed.cachefs.errors import GpufeedError
@@ -37,21 +36,15 @@ def slot(data: bytes = b"") -> memoryview:
     return memoryview(memory)
 
 
-def nothing_wanted(_: str) -> bool:
-    """No plan is alive."""
-    return False
-
-
 async def fill(
-    store: ShardStore, spec: ShardSpec, *, wanted: Callable[[str], bool] = nothing_wanted,
-    sample_index: bytes | None = None,
-) -> StoredShard | None:  # fmt: skip
+    store: ShardStore, spec: ShardSpec, *, sample_index: bytes | None = None
+) -> StoredShard | None:
     """Put a shard in, as a fill does; None: the store had no room.
 
     Raises:
         StorageError: as the store raised it; the reservation was aborted.
     """
-    reservation = store.reserve(spec, wanted=wanted)
+    reservation = store.reserve(spec)
     if reservation is None:
         return None
     data = content(spec)

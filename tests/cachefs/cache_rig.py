@@ -66,7 +66,7 @@ class Rig:
             extent_bytes=EXTENT, part_bytes=2 * EXTENT, pending=lambda _: False,
             in_flight=self.in_flight, expansion_ratio_max=expansion_ratio_max,
         )  # fmt: skip
-        self.cache = ShardCache(tools, wanted=lambda _: False)
+        self.cache = ShardCache(tools)
 
     def tar(self, name: str, data: bytes) -> ShardSource:
         self.engine.objects[f"mem://{name}"] = data

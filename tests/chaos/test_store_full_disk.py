@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gpufeed.cachefs.config import StoreConfig
+from gpufeed.cachefs.config import PolicyConfig, StoreConfig
 from gpufeed.cachefs.errors import IntegrityError, StorageError
 from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.nextuse import NextUses
+from gpufeed.cachefs.policy import PlanPolicy
+from gpufeed.cachefs.shares import Shares
 from gpufeed.cachefs.store.store import ShardStore
 from gpufeed.cachefs.testing import shards
 from gpufeed.cachefs.testing.clock import ManualClock
@@ -54,15 +57,18 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def open_store(place: Path, clock: ManualClock, metrics: Metrics, floor: float) -> ShardStore:
+def open_store(
+    place: Path, clock: ManualClock, metrics: Metrics, floor: float, *, keep_all: bool = False
+) -> ShardStore:
     config = StoreConfig(path=str(place / "cache"), capacity_bytes=GIB, free_floor_ratio=floor)
+    uses = NextUses()
+    if keep_all:
+        specs = (shards.make_spec(number) for number in range(1000))
+        uses.claim(1, uses.numbers(spec.digest for spec in specs))
     return ShardStore.open(
-        config, extent_bytes=shards.EXTENT_BYTES, metrics=metrics, clock=clock
+        config, extent_bytes=shards.EXTENT_BYTES, metrics=metrics, clock=clock,
+        policy=PlanPolicy(uses, Shares(PolicyConfig(), GIB)),
     )  # fmt: skip
-
-
-def everything_wanted(_: str) -> bool:
-    return True
 
 
 async def fill_until_refused(store: ShardStore) -> list[int]:
@@ -70,7 +76,7 @@ async def fill_until_refused(store: ShardStore) -> list[int]:
     kept: list[int] = []
     for number in range(1000):
         try:
-            stored = await shards.fill(store, shards.make_spec(number), wanted=everything_wanted)
+            stored = await shards.fill(store, shards.make_spec(number))
         except StorageError:
             return kept
         if stored is None:  # measured in time
@@ -81,7 +87,7 @@ async def fill_until_refused(store: ShardStore) -> list[int]:
 
 async def test_a_full_disk_is_an_error_once_and_then_a_bypass(small_disk: Path) -> None:
     clock, metrics = ManualClock(), Metrics()
-    store = open_store(small_disk, clock, metrics, 0.0)
+    store = open_store(small_disk, clock, metrics, 0.0, keep_all=True)
     # The disk shrinks behind the store's back.
     hog = small_disk / "hog"
     free = os.statvfs(small_disk)
@@ -91,18 +97,18 @@ async def test_a_full_disk_is_an_error_once_and_then_a_bypass(small_disk: Path) 
     kept = await fill_until_refused(store)
     assert kept
     newcomer = shards.make_spec(2000)
-    assert await shards.fill(store, newcomer, wanted=everything_wanted) is None
+    assert await shards.fill(store, newcomer) is None
 
     for number in kept:
         spec = shards.make_spec(number)
         assert await shards.read(store, spec) == shards.content(spec)
     hog.unlink()
     clock.advance(31)
-    if await shards.fill(store, newcomer, wanted=everything_wanted) is None:
+    if await shards.fill(store, newcomer) is None:
         # That made it measure the disk anew.
         while store._disk.measuring is not None:
             await asyncio.wait([store._disk.measuring])
-        assert await shards.fill(store, newcomer, wanted=everything_wanted) is not None
+        assert await shards.fill(store, newcomer) is not None
     assert metrics.get("store_degraded") == 0
     await store.close()
     assert not list((small_disk / "cache").rglob("*.tmp"))
@@ -124,7 +130,7 @@ async def test_a_disk_that_dies_takes_nothing_and_ends_in_peace(small_disk: Path
     store = open_store(small_disk, clock, metrics, 0.0)
     spec = shards.make_spec(1)
     await shards.fill(store, spec)
-    half = store.reserve(shards.make_spec(2), wanted=shards.nothing_wanted)
+    half = store.reserve(shards.make_spec(2))
     assert half is not None
     if not shut_down(small_disk):
         await store.abort(half)

@@ -133,6 +133,8 @@ class FakeSession:
         self._window = min(daemon.window_extents, daemon.slots)
         self._leased: dict[int, int] = {}
         self._seq = 0
+        self.forecasts: list[int] = []
+        self.jobs: set[str] = set()
         self._plan: list[int] = []
         self._position = 0
         self._extent = 0
@@ -167,6 +169,13 @@ class FakeSession:
         self._plan.extend(shard_ids)
         self._publish()
         return range(first, len(self._plan))
+
+    def forecast(self, dataset: Dataset, shard_ids: Sequence[int], *, job: str, anew: bool) -> None:
+        assert not self.closed
+        self.jobs.add(job)
+        if anew:
+            self.forecasts.clear()
+        self.forecasts.extend(shard_ids)
 
     def fileno(self) -> int:
         return self._ours.fileno()

@@ -19,3 +19,13 @@ def test_the_launchers_variables_are_read():
 def test_numbers_that_do_not_fit_are_refused(values):
     with pytest.raises(UsageError):
         World.current(values)
+
+
+def test_ranks_of_a_job_agree_on_its_name_and_other_jobs_have_another() -> None:
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    ranks = [World.current({**launched, "RANK": str(rank)}) for rank in range(2)]
+    other = World.current({**launched, "MASTER_PORT": "29501"})
+    alone = World.current({"MASTER_PORT": "29500"})
+
+    assert ranks[0].job == ranks[1].job
+    assert len({ranks[0].job, other.job, alone.job}) == 3

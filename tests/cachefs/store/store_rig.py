@@ -6,9 +6,12 @@ import contextlib
 import os
 from pathlib import Path
 
-from gpufeed.cachefs.config import StoreConfig
+from gpufeed.cachefs.config import PolicyConfig, StoreConfig
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ShardSpec
+from gpufeed.cachefs.nextuse import NextUses
+from gpufeed.cachefs.policy import PlanPolicy
+from gpufeed.cachefs.shares import Shares
 from gpufeed.cachefs.store.store import ShardStore
 from gpufeed.cachefs.testing import shards
 from gpufeed.cachefs.testing.clock import ManualClock
@@ -31,12 +34,18 @@ class Rig:
             free_floor_ratio=floor_ratio,
             writes_in_flight_max=writes_in_flight_max,
         )
+        self.uses = NextUses()
         self.store = ShardStore.open(
-            config, extent_bytes=extent_bytes, metrics=self.metrics, clock=self.clock, files=files
-        )
+            config, extent_bytes=extent_bytes, metrics=self.metrics, clock=self.clock, files=files,
+            policy=PlanPolicy(self.uses, Shares(PolicyConfig(), capacity_bytes)),
+        )  # fmt: skip
 
-    async def fill(self, spec: ShardSpec, wanted=shards.nothing_wanted, index=None):
-        return await shards.fill(self.store, spec, wanted=wanted, sample_index=index)
+    async def fill(self, spec: ShardSpec, index=None):
+        return await shards.fill(self.store, spec, sample_index=index)
+
+    def claim(self, *specs: ShardSpec, session: int = 1) -> None:
+        """A session of this number claims these shards, and tells no order."""
+        self.uses.claim(session, self.uses.numbers(spec.digest for spec in specs))
 
     async def read(self, spec: ShardSpec) -> bytes:
         return await shards.read(self.store, spec)

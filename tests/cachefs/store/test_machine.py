@@ -44,7 +44,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.committed: set[int] = set()
         self.damaged: set[int] = set()
         self.leased: list[int] = []
-        self.wanted: set[str] = set()
+        self.wanted: set[int] = set()
 
     @initialize(capacity=st.integers(100, 800))
     def begin(self, capacity: int) -> None:
@@ -71,13 +71,13 @@ class StoreMachine(RuleBasedStateMachine):
         self._forget_evicted()
 
     async def _reserve(self, number: int):
-        return self.rig.store.reserve(SPECS[number], wanted=self.wanted.__contains__)
+        return self.rig.store.reserve(SPECS[number])
 
     def _forget_evicted(self) -> None:
         for number in list(self.committed):
             if not self.rig.holds(SPECS[number]):
                 assert number not in self.leased
-                assert SPECS[number].digest not in self.wanted
+                assert number not in self.wanted
                 self.committed.remove(number)
                 self.damaged.discard(number)
 
@@ -142,7 +142,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def want(self, number: int) -> None:
-        self.wanted ^= {SPECS[number].digest}
+        self.wanted ^= {number}
+        if number in self.wanted:
+            self.rig.claim(SPECS[number], session=number)
+        else:
+            self.rig.uses.drop(number)
 
     @rule(number=numbers, at=st.integers(0, 1 << 20))
     def corrupt_a_byte(self, number: int, at: int) -> None:
@@ -174,6 +178,8 @@ class StoreMachine(RuleBasedStateMachine):
         self._after_start()
 
     def _after_start(self) -> None:
+        for number in self.wanted:
+            self.rig.claim(SPECS[number], session=number)
         self.open.clear()
         self.leased.clear()
         held = {number for number in range(SHARDS_COUNT) if self.rig.holds(SPECS[number])}

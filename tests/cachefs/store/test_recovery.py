@@ -20,7 +20,6 @@ from gpufeed.cachefs.testing.shards import (
     EXTENT_BYTES,
     content,
     make_spec,
-    nothing_wanted,
     slot,
 )
 from gpufeed.cachefs.units import KIB
@@ -139,7 +138,7 @@ async def test_interrupted_fills_are_removed_and_committed_shards_kept(tmp_path:
     rig = Rig(tmp_path)
     kept, lost = make_spec(1), make_spec(2)
     await rig.fill(kept)
-    reservation = rig.store.reserve(lost, wanted=nothing_wanted)
+    reservation = rig.store.reserve(lost)
     await rig.store.write_extent(reservation, 0, slot(b"x"), EXTENT_BYTES)
     await rig.crash()
     assert len(rig.files()) == 2

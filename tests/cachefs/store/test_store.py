@@ -30,7 +30,6 @@ from gpufeed.cachefs.testing.shards import (
     EXTENT_BYTES,
     content,
     make_spec,
-    nothing_wanted,
     slot,
 )
 from gpufeed.cachefs.units import KIB
@@ -119,7 +118,7 @@ async def test_without_a_path_nothing_is_kept() -> None:
         StoreConfig(), extent_bytes=EXTENT_BYTES, metrics=Metrics(), clock=ManualClock()
     )
     assert store.memory_only
-    assert store.reserve(make_spec(1), wanted=nothing_wanted) is None
+    assert store.reserve(make_spec(1)) is None
     assert store.lookup(make_spec(1).digest) is None
     with pytest.raises(IntegrityError):
         await store.sample_index(make_spec(1).digest)
@@ -149,7 +148,7 @@ async def test_a_shard_without_room_for_its_sample_index_is_not_kept(tmp_path: P
 
 async def test_an_abort_gives_the_room_back_and_may_be_repeated(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    reservation = rig.store.reserve(make_spec(1), wanted=nothing_wanted)
+    reservation = rig.store.reserve(make_spec(1))
     await rig.store.write_extent(reservation, 0, slot(b"x"), EXTENT_BYTES)
 
     await rig.store.abort(reservation)
@@ -161,7 +160,7 @@ async def test_an_abort_gives_the_room_back_and_may_be_repeated(tmp_path: Path) 
 
 async def test_an_incomplete_shard_is_not_committed(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    reservation = rig.store.reserve(make_spec(1), wanted=nothing_wanted)
+    reservation = rig.store.reserve(make_spec(1))
     await rig.store.write_extent(reservation, 0, slot(b"x"), EXTENT_BYTES)
 
     with pytest.raises(UsageError, match="3 extents; 1 were written"):
@@ -199,7 +198,7 @@ async def test_a_cancelled_commit_is_whole_all_the_same(tmp_path: Path) -> None:
 async def test_a_cancelled_write_waits_until_the_disk_lets_go_of_the_slot(tmp_path: Path) -> None:
     files = GatedFiles("write")
     rig = Rig(tmp_path, files=files)
-    reservation = rig.store.reserve(make_spec(1), wanted=nothing_wanted)
+    reservation = rig.store.reserve(make_spec(1))
     task = asyncio.ensure_future(rig.store.write_extent(reservation, 0, slot(b"x"), EXTENT_BYTES))
     await begun(files)
 
@@ -216,9 +215,9 @@ async def test_a_cancelled_write_waits_until_the_disk_lets_go_of_the_slot(tmp_pa
 
 async def test_closing_aborts_what_is_reserved(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    reservation = rig.store.reserve(make_spec(1), wanted=nothing_wanted)
+    reservation = rig.store.reserve(make_spec(1))
     await rig.store.write_extent(reservation, 0, slot(b"x"), EXTENT_BYTES)
-    rig.store.reserve(make_spec(2), wanted=nothing_wanted)
+    rig.store.reserve(make_spec(2))
 
     await rig.close()
 
@@ -228,7 +227,7 @@ async def test_closing_aborts_what_is_reserved(tmp_path: Path) -> None:
 async def test_two_reservations_of_one_shard_do_not_disturb_each_other(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     spec = make_spec(1)
-    first = rig.store.reserve(spec, wanted=nothing_wanted)
+    first = rig.store.reserve(spec)
     await rig.store.write_extent(first, 0, slot(b"half"), EXTENT_BYTES)
 
     assert await rig.fill(spec) is not None
@@ -252,13 +251,15 @@ async def test_two_commits_of_one_shard_at_once_keep_one(tmp_path: Path) -> None
 # --- eviction -------------------------------------------------------------------------------------
 
 
-async def test_wanted_and_leased_shards_stay_and_the_newcomer_passes_by(tmp_path: Path) -> None:
+async def test_claimed_and_leased_shards_stay_and_the_newcomer_passes_by(tmp_path: Path) -> None:
     rig = Rig(tmp_path, capacity_bytes=480 * KIB)
     first, second, third = (make_spec(i) for i in range(3))
     await rig.fill(first)
     await rig.fill(second)
 
-    assert await rig.fill(third, wanted=lambda _: True) is None
+    rig.claim(first, second)
+    assert await rig.fill(third) is None
+    rig.uses.drop(1)
     rig.store.lease(first.digest)
     assert await rig.fill(third) is not None
 
@@ -451,8 +452,8 @@ async def test_a_degraded_disk_is_probed_and_comes_back(tmp_path: Path) -> None:
     assert rig.metrics.get("store_degraded") == 1
 
     rig.clock.advance(31)
-    probe = rig.store.reserve(make_spec(1), wanted=nothing_wanted)
-    assert rig.store.reserve(make_spec(2), wanted=nothing_wanted) is None
+    probe = rig.store.reserve(make_spec(1))
+    assert rig.store.reserve(make_spec(2)) is None
     await rig.store.abort(probe)  # its reader left: that says nothing of the disk
 
     assert await rig.fill(make_spec(1)) is not None
@@ -470,7 +471,7 @@ async def test_a_bypass_does_not_use_up_the_probe(tmp_path: Path) -> None:
     files.is_broken = False
     rig.clock.advance(31)
 
-    assert rig.store.reserve(make_spec(9, 1 << 30), wanted=nothing_wanted) is None
+    assert rig.store.reserve(make_spec(9, 1 << 30)) is None
 
     assert await rig.fill(make_spec(1)) is not None
     await rig.close()
@@ -502,14 +503,14 @@ async def test_a_write_that_hangs_turns_the_cache_off_before_it_ends(
     monkeypatch.setattr(writer, "WRITE_LATE_S", 0.0)
     files = GatedFiles("write")
     rig = Rig(tmp_path, files=files)
-    reservation = rig.store.reserve(make_spec(1), wanted=nothing_wanted)
+    reservation = rig.store.reserve(make_spec(1))
 
     with pytest.raises(DiskLateError) as caught:
         await rig.store.write_extent(reservation, 0, slot(b"x"), EXTENT_BYTES)
 
     assert not caught.value.over.done()
     assert rig.metrics.get("store_degraded") == 1
-    assert rig.store.reserve(make_spec(2), wanted=nothing_wanted) is None
+    assert rig.store.reserve(make_spec(2)) is None
     files.gate.set()
     await rig.store.abort(reservation)
     assert caught.value.over.done()

@@ -54,7 +54,7 @@ async def test_new_shards_stream_past_a_capped_store_and_are_counted(tmp_path: P
     )  # fmt: skip
     held = []
     for number in range(100):
-        reservation = store.reserve(shards.make_spec(number), wanted=shards.nothing_wanted)
+        reservation = store.reserve(shards.make_spec(number))
         if reservation is None:
             break
         held.append(reservation)
@@ -63,7 +63,7 @@ async def test_new_shards_stream_past_a_capped_store_and_are_counted(tmp_path: P
     assert 9 <= len(held) <= 11
     assert metrics.get("write_capped_total") == 1
     clock.advance(1.0)
-    assert store.reserve(shards.make_spec(200), wanted=shards.nothing_wanted) is not None
+    assert store.reserve(shards.make_spec(200)) is not None
     await store.close()
 
 
