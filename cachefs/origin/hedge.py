@@ -25,6 +25,8 @@ SAMPLES_MAX = 256
 REFRESH_COUNT = 32
 # A body shorter than this says nothing about the rate.
 RATE_BODY_BYTES_MIN = 256 * KIB
+# A clock cannot tell less.
+BODY_MIN_S = 1e-6
 SLOW_QUANTILE = 0.95
 LATE_RATIO = 2.0
 LATE_MIN_S = 0.25
@@ -94,8 +96,8 @@ class HedgePolicy:
             return
         self._credit = min(BURST_COUNT, self._credit + self._ratio_max)
         self._first_bytes_s.append(first_byte_s)
-        if size_bytes >= RATE_BODY_BYTES_MIN and body_s > 0:
-            self._rates.append(size_bytes / body_s)
+        if size_bytes >= RATE_BODY_BYTES_MIN:
+            self._rates.append(size_bytes / max(body_s, BODY_MIN_S))
         self._since_refresh += 1
         if self._since_refresh >= REFRESH_COUNT and len(self._first_bytes_s) >= SAMPLES_MIN:
             self._since_refresh = 0

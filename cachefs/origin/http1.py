@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
+import time
 from typing import Any, cast
 
 import httptools
@@ -107,7 +108,8 @@ class Connection(asyncio.BufferedProtocol):
     """One connection; see the module's text. Made by `dial.connect`.
 
     Attributes:
-        first_byte_s: when the head of the last answer had come, on the loop's clock.
+        first_byte_s: when the head of the last answer had come, by `time.monotonic`; the loop's
+            clock counts whole milliseconds, in which a body may have come and gone.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stall_timeout_s: float) -> None:
@@ -256,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._scratch_view[: len(rest)] = rest
                 self._head_bytes = len(rest)
                 continue
-            self.first_byte_s = self._loop.time()
+            self.first_byte_s = time.monotonic()
             self._head, self._keep_alive = head, parser.keeps_alive()
             self._begin_body(head, memoryview(rest))
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class Ticket:
         sent: called each time that it goes out on a connection.
         connection: where it is under way, as long as it is.
         has_begun: the account counts it as under way.
-        sent_at_s: when it went out last, on the loop's clock.
+        sent_at_s: when it went out last, by `time.monotonic`.
         times: of its answer, once there is one.
     """
 
@@ -152,14 +153,13 @@ class ConnectionPool:
     # --- under way ----------------------------------------------------------------------------
 
     async def _send(self, endpoint: Endpoint, exchange: Exchange, ticket: Ticket) -> Answer:
-        loop = asyncio.get_running_loop()
         self._metrics.add("origin_in_flight")
         self._under_way_count += 1
         fresh = False
         try:
             while True:
                 connection, fresh = await self._take(endpoint, fresh=fresh)
-                ticket.connection, ticket.sent_at_s = connection, loop.time()
+                ticket.connection, ticket.sent_at_s = connection, time.monotonic()
                 if ticket.sent is not None:
                     ticket.sent()
                 try:
@@ -170,7 +170,7 @@ class ConnectionPool:
                     fresh = True
                 else:
                     first_s = connection.first_byte_s
-                    ticket.times = Times(first_s - ticket.sent_at_s, loop.time() - first_s)
+                    ticket.times = Times(first_s - ticket.sent_at_s, time.monotonic() - first_s)
                     return answer
                 finally:
                     ticket.connection = None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,7 @@ class Race:
         self._timer = None
         if self._ticket.connection is None:
             return
-        now_s, position = self._loop.time(), self._sink.position_bytes
+        now_s, position = time.monotonic(), self._sink.position_bytes
         progress = Progress(
             size_bytes=self._size_bytes,
             remaining_bytes=self._sink.remaining_bytes,

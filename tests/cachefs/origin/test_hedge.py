@@ -45,6 +45,13 @@ def test_a_small_object_has_its_own_measure_and_a_least():
     assert policy.late_s(PART) is None  # of bodies that long nothing is known
 
 
+def test_a_body_that_took_no_time_counts_too():
+    policy = HedgePolicy(0.05)
+    for _ in range(hedge.SAMPLES_MIN):
+        policy.finished(0.01, 0.0, PART)
+    assert policy.late_s(PART) == hedge.LATE_MIN_S
+
+
 def test_what_is_usual_follows_the_last_ones():
     policy = learned()
     before_s = policy.late_s(PART)
