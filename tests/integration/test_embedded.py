@@ -167,6 +167,23 @@ def test_an_embedded_daemon_that_cannot_start_says_why_in_the_trainer(home, node
     wait_for_no_daemon(home)
 
 
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_without_a_daemon_the_fsspec_door_starts_one_that_ends_by_itself(home, node, mode) -> None:
+    (node.bucket / "file").write_bytes(b"read through an embedded daemon")
+    environment = {
+        **node.environment(), "GPUFEED_DAEMON": mode, "XDG_RUNTIME_DIR": str(home),
+        "GPUFEED_DAEMON_LINGER_S": "0.3", "GPUFEED_DAEMON_SOCKET_PATH": str(home / "node.sock"),
+    }  # fmt: skip
+    code = f"import fsspec; print(fsspec.open('gpufeed://{BUCKET}/file').open().read().decode())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "read through an embedded daemon"
+    assert done.stderr == ""
+    wait_for_no_daemon(home)
+
+
 def test_importing_the_loader_stays_light(home) -> None:
     code = (
         "import sys, gpufeed.loaders.dataloader, gpufeed.cachefs.connect, gpufeed.cachefs.client;"

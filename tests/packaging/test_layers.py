@@ -26,7 +26,8 @@ def test_import_contracts_are_kept():
 @pytest.mark.parametrize(
     "module",
     ["gpufeed.loaders", "gpufeed.cachefs.connect", "gpufeed.loaders.worker",
-     "gpufeed.cachefs.client", "gpufeed.cachefs.tarscan", "gpufeed.cachefs.urls"],
+     "gpufeed.cachefs.client", "gpufeed.cachefs.fs", "gpufeed.cachefs.tarscan",
+     "gpufeed.cachefs.urls"],
 )  # fmt: skip
 def test_the_training_process_loads_no_engine(module, tmp_path):
     code = (
