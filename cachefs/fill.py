@@ -80,7 +80,7 @@ class Fill:
         return self._keeper.is_cached
 
     async def decided(self) -> None:
-        """Wait until the shard is in the store, or will not be."""
+        """Wait until the shard is in the store, will not be, or is late."""
         await self._keeper.decided()
 
     @property

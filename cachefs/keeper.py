@@ -2,7 +2,8 @@
 
 A disk that refuses mid-way turns the fill into a streamed one (**bypass**): the readers' bytes are
 fine and they do not notice. Whether the shard is kept is **decided** as soon as that is known: a
-disk that hangs may need long to abort, and no reader waits for that. Owned by the daemon's loop.
+disk that hangs may need long to commit or to abort, and no reader waits for that longer than
+`DECIDE_S_MAX`. Owned by the daemon's loop.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.store.store import Reservation, ShardStore
 from gpufeed.cachefs.tasks import finished
+
+# A commit is a little writing and two syncs. What it writes is in the arena no longer, but the
+# origin has it.
+DECIDE_S_MAX = 1.0
 
 
 class Keeper:
@@ -34,7 +39,7 @@ class Keeper:
         self._decided = asyncio.Event()
 
     async def decided(self) -> None:
-        """Wait until the shard is in the store, or will not be."""
+        """Wait until the shard is in the store, will not be, or is late."""
         await self._decided.wait()
 
     @property
@@ -78,9 +83,11 @@ class Keeper:
         """
         if self._reservation is not None:
             self._reservation.spec = spec
+        late = asyncio.get_running_loop().call_later(DECIDE_S_MAX, self._decided.set)
         try:
             await self._end(crcs, sample_index)
         finally:
+            late.cancel()
             self._decided.set()
 
     async def abort(self) -> None:
