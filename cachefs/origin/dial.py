@@ -9,6 +9,7 @@ Lives on the engine's loop only.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ async def _bound_socket(endpoint: Endpoint, how: Dialling) -> socket.socket:
             await loop.sock_connect(sock, address)
         except OSError as error:
             sock.close()
-            failure = error
+            # In the system's words: event loops put their own in the place of them.
+            failure = OSError(error.errno, os.strerror(error.errno or 0))
         except BaseException:
             sock.close()
             raise
