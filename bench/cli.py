@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpufeed.bench.engine import command as engine_command
 from gpufeed.bench.options import add_run_flags, run_options
+from gpufeed.bench.sim import command as sim_command
 from gpufeed.bench.startup import command as startup_command
 
 _RUN_EXAMPLE = """example:
@@ -60,6 +61,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     startup_command.add_flags(startup, work_dir=Path.home() / ".cache" / "gpufeed-bench")
+    sim = commands.add_parser(
+        "sim",
+        help="what policies ask of the origin, beside what is possible at all",
+        description="Simulates jobs that read one dataset through a cache, policy by policy.",
+        epilog=sim_command.EXAMPLE,
+        formatter_class=raw,
+    )
+    sim_command.add_flags(sim)
     return parser
 
 
@@ -99,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     action = {
         "run": _run, "report": _report, "engine": engine_command.command,
-        "startup": startup_command.command,
+        "startup": startup_command.command, "sim": sim_command.command,
     }[arguments.command]  # fmt: skip
     return guarded("cachebench", lambda: action(arguments))
 

@@ -1,0 +1,138 @@
+"""The flags of ``cachebench sim``, and running it: file, table, exit status.
+
+Importing this module is light: what a run needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpufeed.cachefs.errors import UsageError
+
+EXAMPLE = """examples:
+  cachebench sim --jobs 1,2 --cache 0.2,0.5 --sizes equal
+  cachebench sim --jobs 1,2,4,8 --cache 0.1,0.2,0.5,0.8 --sizes equal,lognormal --json sim.json
+
+Needs no network and no disk. The whole table takes some minutes on two CPUs.
+"""
+_SIZES = ("equal", "lognormal")
+_SPEEDS = ("equal", "unequal")
+_T = TypeVar("_T")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add = parser.add_argument
+    add("--jobs", default="1,2,4,8", metavar="N,…", help="jobs on the node (default %(default)s)")
+    add(
+        "--cache", default="0.1,0.2,0.5,0.8", metavar="RATIO,…",
+        help="capacity as a share of the dataset (default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--sizes", default="equal,lognormal", metavar="NAME,…",
+        help="of shards: equal, lognormal (default %(default)s)",
+    )  # fmt: skip
+    add(
+        "--speeds", default="equal,unequal", metavar="NAME,…",
+        help="of jobs: equal, unequal (default %(default)s)",
+    )  # fmt: skip
+    add("--policies", metavar="NAME,…", help="default: all of them")
+    add("--shards", type=int, default=1500, help="of the dataset (default %(default)s)")
+    add("--epochs", type=int, default=12, help="a job, at least (default %(default)s)")
+    add("--seed", type=int, default=1, help="of everything (default %(default)s)")
+    add("--workers", type=int, default=0, help="processes; 0 = one a CPU (default %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the result here")
+    add("--check", action="store_true", help="end with status 5 if a target is missed")
+
+
+def _list(text: str, flag: str, read: Callable[[str], _T], valid: Callable[[_T], bool]) -> list[_T]:
+    found = []
+    for item in text.split(","):
+        try:
+            value = read(item.strip())
+        except ValueError:
+            raise UsageError(f"{flag} has {item!r}, which is no {read.__name__}") from None
+        if not valid(value):
+            raise UsageError(f"{flag} has {item!r}, which is not a possible value")
+        found.append(value)
+    return list(dict.fromkeys(found))
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Run, write the file that was asked for, print the table; returns the exit status.
+
+    Raises:
+        GpufeedError: what went wrong.
+    """
+    from gpufeed.bench.outputs import (  # noqa: PLC0415 see the top of the file
+        CHECK_FAILED_STATUS,
+        require_writable,
+        write_files,
+    )
+    from gpufeed.bench.progress import Terminal  # noqa: PLC0415 likewise
+    from gpufeed.bench.sim import runner  # noqa: PLC0415 likewise
+    from gpufeed.bench.sim.deciders import POLICIES  # noqa: PLC0415 likewise
+
+    policies = _list(
+        arguments.policies or ",".join(POLICIES), "--policies", str, POLICIES.__contains__
+    )
+    sizes: Any = _list(arguments.sizes, "--sizes", str, _SIZES.__contains__)
+    speeds: Any = _list(arguments.speeds, "--speeds", str, _SPEEDS.__contains__)
+    if arguments.shards < 20 or arguments.epochs < 1 or arguments.workers < 0:
+        raise UsageError(
+            "--shards must be at least 20, --epochs at least 1, --workers not negative"
+        )
+    options = runner.SimOptions(
+        jobs=tuple(_list(arguments.jobs, "--jobs", int, lambda jobs: 1 <= jobs <= 64)),
+        cache_ratios=tuple(_list(arguments.cache, "--cache", float, lambda ratio: 0 < ratio <= 1)),
+        sizes=tuple(sizes),
+        speeds=tuple(speeds),
+        policies=tuple(policies),
+        shard_count=arguments.shards,
+        epochs_min=arguments.epochs,
+        seed=arguments.seed,
+        workers=arguments.workers,
+    )
+    if arguments.json is not None:
+        require_writable(arguments.json)
+    with Terminal() as progress:
+        result = runner.run(options, progress)
+    write_files(result, arguments.json, None)
+    print_result(result)
+    missed = [target for target in result["targets"] if not target["met"]]
+    return CHECK_FAILED_STATUS if arguments.check and missed else 0
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Print the table and what the targets say."""
+    from rich import box  # noqa: PLC0415 only where something is shown
+    from rich.console import Console  # noqa: PLC0415 likewise
+    from rich.table import Table  # noqa: PLC0415 likewise
+
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    headers = ("sizes", "jobs", "speeds", "cache", "policy", "origin\n/ read", "/ least",
+               "/ bound", "AU %", "written\n/ dataset")  # fmt: skip
+    for i, header in enumerate(headers):
+        table.add_column(header, justify="left" if i in (0, 2, 4) else "right", no_wrap=True)
+    for row in result["rows"]:
+        origin = row["origin_bytes"]
+        table.add_row(
+            row["sizes"], str(row["jobs"]), row["speeds"], str(row["cache_ratio"]), row["policy"],
+            f"{origin / row['read_bytes']:.3f}", f"{origin / row['min_bytes']:.4f}",
+            f"{origin / row['bound_bytes']:.4f}", f"{row['au_pct']:.1f}",
+            f"{row['nvme_bytes_written'] / row['dataset_bytes']:.1f}",
+            style="bold" if row["policy"] == "gpufeed" else "",
+        )  # fmt: skip
+    console.print(table)
+    for target in result["targets"]:
+        where = target["where"]
+        console.print(
+            f"{'met   ' if target['met'] else 'MISSED'} {target['what']}: at worst "
+            f"{target['worst']:g} (limit {target['limit']:g}), with {where['jobs']} jobs of "
+            f"{where['speeds']} speeds, cache {where['cache_ratio']}, {where['sizes']} sizes",
+            markup=False,
+        )
