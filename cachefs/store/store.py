@@ -281,7 +281,9 @@ class ShardStore:
         self, reservation: Reservation, extent: int, data: memoryview, length_bytes: int,
         on_sum: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
-        """Write one extent. Even if cancelled it returns only when nothing uses `data` any more.
+        """Write one extent; once cancelled, ends when nothing uses `data` any more, or is late.
+
+        What a late disk still writes goes to a file that is never committed.
 
         Args:
             reservation: from `reserve`.
@@ -292,7 +294,7 @@ class ShardStore:
                 the disk refused before that.
 
         Raises:
-            StorageError: the disk refused; abort, and go on without the cache.
+            StorageError: the disk refused, or is late; abort, and go on without the cache.
         """
         assert self._intake is not None
         await self._intake.write(reservation, extent, data, length_bytes, on_sum)
