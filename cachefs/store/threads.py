@@ -101,6 +101,8 @@ class DiskThreads:
         future.add_done_callback(over)
         timers[:] = [loop.call_later(late_s, look)]
         call.watchers_count += 1
+        if self._all_hang:
+            call.take_back()
         try:
             await known
         except asyncio.CancelledError:
@@ -115,10 +117,14 @@ class DiskThreads:
     def _is_late(self, future: asyncio.Future[Any]) -> None:
         if future in self._calls:
             self._late.add(future)
-        if len(self._late) >= self.count:
+        if self._all_hang:
             for call in list(self._calls.values()):
                 if call.watchers_count:
                     call.take_back()
+
+    @property
+    def _all_hang(self) -> bool:
+        return len(self._late) >= self.count
 
     async def close(self) -> None:
         """Wait for the calls under way, and end the threads."""

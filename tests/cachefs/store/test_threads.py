@@ -45,6 +45,20 @@ async def test_calls_behind_late_ones_fail_at_once_and_never_begin() -> None:
     await threads.close()
 
 
+async def test_calls_that_come_while_all_threads_hang_fail_at_once() -> None:
+    threads, gate = DiskThreads(1, SystemClock()), threading.Event()
+    with pytest.raises(DiskLateError) as caught:
+        await threads.run_in_time(0.0, gate.wait)
+
+    with pytest.raises(StorageError, match="1 calls hang"):
+        await asyncio.wait_for(threads.run_in_time(30.0, int), 10)
+
+    gate.set()
+    await caught.value.over
+    assert await threads.run_in_time(30.0, int) == 0
+    await threads.close()
+
+
 async def test_one_late_call_of_two_threads_holds_up_nobody() -> None:
     threads, gate = DiskThreads(2, SystemClock()), threading.Event()
     with pytest.raises(DiskLateError):
