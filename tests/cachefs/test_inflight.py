@@ -145,3 +145,36 @@ def test_an_arena_gives_what_sessions_leave() -> None:
 def test_a_limit_outside_the_share_is_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=r"arena\.in_flight_bytes_max"):
         ArenaConfig(size_bytes=64 << 20, extent_bytes=1 << 20, in_flight_bytes_max=size)
+
+
+async def test_room_that_is_offered_goes_to_demand_that_waits_and_not_to_prefetch(
+    budget: InFlight,
+) -> None:
+    shed = []
+
+    def give() -> None:
+        shed.append(True)
+        budget.give_back(70)
+
+    await budget.take(70, demand())
+    budget.offer("stalled", give)
+    ahead = await started(budget, 10, prefetch())
+    assert not shed
+
+    await budget.take(40, demand())
+
+    assert shed == [True]
+    assert budget.used_bytes == 50
+    await ahead
+
+
+async def test_an_offer_withdrawn_is_kept(budget: InFlight) -> None:
+    await budget.take(70, demand())
+    budget.offer("stalled", lambda: pytest.fail("it was withdrawn"))
+    budget.withdraw_offer("stalled")
+
+    waiting = await started(budget, 40, demand())
+
+    assert not waiting.done()
+    budget.give_back(70)
+    await waiting
