@@ -1,8 +1,12 @@
 """The fills under way: at most one a shard that a reader can join.
 
-Invariants:
-    - a fill that bypasses the store ends with its last reader; one that caches goes on;
-    - whoever comes after a fill has failed or was given up gets another.
+What ends a fill:
+    - not its first reader's death: a fill is a task of its own;
+    - its last reader's, if it bypasses the store; one into the store goes on without readers;
+    - `close`, which waits until slots, room and temporary files have gone back.
+
+Whoever comes after a fill has failed, or was given up, gets another; so does who needs what a
+streamed compressed shard has brought already.
 
 Owned by the daemon's loop.
 """

@@ -100,6 +100,48 @@ async def test_a_reader_that_dies_does_not_end_the_fill(tmp_path: Path) -> None:
     await rig.close()
 
 
+async def test_a_fill_into_the_store_goes_on_when_all_its_readers_are_gone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    data = make_tar(60)
+    source = rig.tar("a.tar", data)
+    rig.engine.gate = asyncio.Event()
+    readers = [asyncio.create_task(rig.read(source)) for _ in range(3)]
+    await rig.engine.asked.wait()
+
+    for reader in readers:
+        reader.cancel()
+    await asyncio.wait(readers)
+    rig.engine.gate.set()
+    await rig.cache.idle()
+
+    assert rig.store.lookup(source.spec.digest) is not None
+    assert rig.engine.bytes_by_url[source.spec.name] == len(data)
+    await rig.close()
+
+
+async def test_what_a_prefetch_has_not_asked_yet_is_demand_once_a_reader_joins(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path, slots=16)
+    data = make_tar(120)
+    source = rig.tar("a.tar", data)
+    rig.engine.gate = asyncio.Event()
+    rig.cache.prefetch(source)
+    await rig.engine.asked.wait()
+    before = len(rig.engine.demanded)
+    reading = asyncio.create_task(rig.read(source))
+    await asyncio.sleep(0)
+    rig.engine.gate.set()
+
+    assert await reading == members(data)
+
+    assert not any(rig.engine.demanded[:before])
+    assert all(rig.engine.demanded[before:])
+    assert len(rig.engine.demanded) > before > 0
+    assert rig.engine.bytes_by_url[source.spec.name] == len(data)
+    await rig.close()
+
+
 async def test_an_uncached_fill_ends_with_its_last_reader() -> None:
     rig = Rig(None)
     source = rig.tar("a.tar", make_tar(60))
