@@ -1,38 +1,30 @@
-"""What all engine threads know together about one origin: limits, health, what is usual there.
+"""What all engine threads know together about one origin: limits, outage, what is usual there.
 
 A service counts requests and bytes by account, so everything reached at one endpoint with one
 access key shares one `Account`, whichever thread or bucket it is for. The decisions are made by
-pure machines (`limits`, `health`, `hedge`, `rate`); this file guards them with a lock, tells them
-the time, keeps the metrics and the log, and lets those wait who may not ask an origin that is down.
-
-Invariants: where somebody waits, there is a probe under way, whose end wakes the next, or a timer
-for it. The connection limit is divided among the threads, at least one each.
+pure machines (`limits`, `hedge`, `rate`); this file guards them with a lock, tells them the time,
+keeps the metrics and the log. The connection limit is divided among the threads, at least one each.
 
 Threads: any. The lock is held for arithmetic only, never across an await.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpufeed.cachefs.clock import Clock, SystemClock
 from gpufeed.cachefs.config import OriginConfig
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.failure import Failure, FailureKind
-from gpufeed.cachefs.origin.health import OriginHealth
 from gpufeed.cachefs.origin.hedge import HedgePolicy, Progress
 from gpufeed.cachefs.origin.limits import AdaptiveLimits, Limit, Maxima, Sign
+from gpufeed.cachefs.origin.outage import Outage
 from gpufeed.cachefs.origin.rate import TokenBucket
 
 _LOG = logging.getLogger("gpufeed.origin")
-# Later than the moment that it is set for, lest rounding wakes somebody too early.
-PROBE_SLACK_S = 0.005
 # How an attempt fails at an origin that is down; an answer is judged by its status.
 _DOWN_KINDS = frozenset(
     {FailureKind.CONNECT, FailureKind.LOST, FailureKind.STALL, FailureKind.MALFORMED}
@@ -56,6 +48,9 @@ class Account:
         metrics: for the gauges.
         threads_count: among how many threads connections are divided.
         clock: monotonic seconds.
+
+    Attributes:
+        outage: whether the origin answers at all, and who waits until it does.
     """
 
     def __init__(
@@ -68,6 +63,7 @@ class Account:
         clock: Clock | None = None,
     ) -> None:
         self.name = name
+        self.outage = Outage(name, metrics, clock)
         self._metrics = metrics
         self._threads_count = threads_count
         self._clock = clock or SystemClock()
@@ -84,13 +80,9 @@ class Account:
         pace = config.prefetch_bytes_per_s_max
         self._prefetch = TokenBucket(pace, now_s) if pace else None
         self._hedges = HedgePolicy(config.hedge_ratio_max)
-        self._health = OriginHealth(now_s)
         self._in_flight_count = 0
         self._was_cut = False
         self._shown = dict.fromkeys(_GAUGES, 0)
-        self._parked: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
-        self._timer_set = False
-        self._last_failure = ""
         self._cautions: set[str] = set()
         with self._lock:
             self._apply(now_s)
@@ -191,10 +183,10 @@ class Account:
                 self._note_cut(sign, now_s)
             if status < 300:
                 self._hedges.finished(times.first_byte_s, times.body_s, size_bytes)
-            if not down:
-                self._succeeded(now_s)
         if down:
-            self._failed(f"HTTP {status}", probe=probe)
+            self.outage.failed(f"HTTP {status}", probe=probe)
+        else:
+            self.outage.succeeded()
 
     def _note_cut(self, sign: Sign, now_s: float) -> None:
         limits = self._limits
@@ -207,123 +199,21 @@ class Account:
         _LOG.info("%s: %s; the limit is %.0f for now", self.name, sign.value, cut.value(now_s))
 
     def failed(self, failure: Failure, *, probe: bool) -> None:
-        """A request that was sent had no answer, or none that we could take."""
+        """A request that was begun had no answer, or none that we could take."""
         if failure.kind not in _DOWN_KINDS:
             self.given_up(probe=probe, begun=True)
             return
         with self._lock:
             self._in_flight_count -= 1
-        self._failed(str(failure), probe=probe)
-
-    def _failed(self, what: str, *, probe: bool) -> None:
-        with self._lock:
-            self._last_failure = what
-            degraded = self._health.failed(self._clock.monotonic_s(), probe=probe)
-            if degraded:
-                self._metrics.add("origin_degraded")
-                _LOG.warning(
-                    "%s does not answer (last: %s); it is probed from time to time until it does",
-                    self.name, what,
-                )  # fmt: skip
-            self._set_timer()
+        self.outage.failed(str(failure), probe=probe)
 
     def given_up(self, *, probe: bool, begun: bool) -> None:
         """An attempt ended without a verdict on the origin: cancelled, or no fault of its."""
-        with self._lock:
-            if begun:
+        if begun:
+            with self._lock:
                 self._in_flight_count -= 1
-            if probe:
-                self._health.probe_ended(self._clock.monotonic_s())
         if probe:
-            self._wake_one()
-
-    def _succeeded(self, now_s: float) -> None:
-        since_s = self._health.since_s
-        if not self._health.succeeded(now_s):
-            return
-        self._metrics.add("origin_degraded", -1)
-        _LOG.warning("%s answers again, after %.1f s", self.name, now_s - since_s)
-        parked, self._parked = self._parked, {}
-        for future, loop in parked.items():
-            with contextlib.suppress(RuntimeError):  # its loop has ended, and so has who waited
-                loop.call_soon_threadsafe(self._wake, future)
-
-    # --- waiting for an origin that is down ---------------------------------------------------
-
-    @property
-    def trouble(self) -> str:
-        """For messages: what is wrong with the origin at the moment; empty if nothing is."""
-        with self._lock:
-            if self._health.state == "healthy":
-                return ""
-            down_s = self._clock.monotonic_s() - self._health.since_s
-            return f"it has not answered for {down_s:.0f} s, last with {self._last_failure}"
-
-    async def admitted(self, waits: Callable[[], None]) -> bool:
-        """Wait until an attempt may go out. True: it is the probe, and its end must be told.
-
-        `waits` is called before a wait, if there is one.
-        """
-        # Read without the lock: who comes just as an origin fails is one attempt more, no harm.
-        if self._health.state == "healthy":
-            return False
-        waits()
-        while True:
-            with self._lock:
-                admission = self._health.admit(self._clock.monotonic_s())
-                if admission != "wait":
-                    return admission == "probe"
-                loop = asyncio.get_running_loop()
-                future: asyncio.Future[None] = loop.create_future()
-                self._parked[future] = loop
-                self._set_timer()
-            await self._woken(future)
-
-    async def _woken(self, future: asyncio.Future[None]) -> None:
-        self._metrics.add("origin_waiting")
-        try:
-            await future
-        except asyncio.CancelledError:
-            with self._lock:
-                self._parked.pop(future, None)
-            if future.done() and not future.cancelled():
-                self._wake_one()  # the turn was ours, and we do not take it
-            raise
-        finally:
-            self._metrics.add("origin_waiting", -1)
-
-    def _set_timer(self) -> None:
-        """See to it that somebody probes when the time has come. The lock is held."""
-        if self._timer_set or not self._parked or self._health.state != "degraded":
-            return
-        self._timer_set = True
-        after_s = self._health.probe_at_s - self._clock.monotonic_s() + PROBE_SLACK_S
-        asyncio.get_running_loop().call_later(max(0.0, after_s), self._probe_is_due)
-
-    def _probe_is_due(self) -> None:
-        with self._lock:
-            self._timer_set = False
-        self._wake_one()
-
-    def _wake_one(self) -> None:
-        """Let the one who has waited longest look again."""
-        while True:
-            with self._lock:
-                if not self._parked:
-                    return
-                future = next(iter(self._parked))
-                loop = self._parked.pop(future)
-            try:
-                loop.call_soon_threadsafe(self._wake, future)
-            except RuntimeError:  # its loop has ended, and so has who waited
-                continue
-            return
-
-    def _wake(self, future: asyncio.Future[None]) -> None:
-        if future.done():
-            self._wake_one()  # it has gone; the turn is the next one's
-        else:
-            future.set_result(None)
+            self.outage.probe_ended()
 
     # --- hedges -------------------------------------------------------------------------------
 
@@ -357,8 +247,7 @@ class Account:
         """Take its share out of the gauges; no call is under way."""
         with self._lock:
             self._show(0, 0, 0)
-            if self._health.state != "healthy":
-                self._metrics.add("origin_degraded", -1)
+        self.outage.close()
 
 
 _GAUGES = ("origin_connections_limit", "origin_requests_per_s_limit", "origin_bytes_per_s_limit")

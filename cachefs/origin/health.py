@@ -48,6 +48,11 @@ class OriginHealth:
         self._failures = 0
         self._failing_since_s = now_s
 
+    @property
+    def is_spotless(self) -> bool:
+        """Healthy, and nothing failed since the last success: another success changes nothing."""
+        return self._failures == 0 and self.state == "healthy"
+
     def admit(self, now_s: float) -> Admission:
         """Whether an attempt may go out. ``probe``: it may, and how it ends decides."""
         if self.state == "healthy":

@@ -125,7 +125,7 @@ class OssClient:
         failed: AttemptFailedError | None = None
         try:
             while True:
-                probe = await self._account.admitted(deadline.start)
+                probe = await self._account.outage.admitted(deadline.start)
                 try:
                     return await attempt(Ticket(0, demand, probe, deadline.start))
                 except AttemptFailedError as error:
@@ -154,7 +154,7 @@ class OssClient:
 
     def _late(self, retrier: Retrier, failed: AttemptFailedError | None) -> GpufeedError:
         before = f" after {retrier.attempts} that failed, last with {failed}" if failed else ""
-        trouble = self._account.trouble
+        trouble = self._account.outage.trouble
         return OriginUnavailableError(
             f"{retrier.what} did not end within origin.deadline_s = {self._deadline_s:g} s"
             f"{before}{'; ' + trouble if trouble else ''}; it may work later: check the network, "

@@ -28,18 +28,25 @@ class Spares:
         self._taken_bytes = 0
 
     def take(self, size_bytes: int) -> memoryview | None:
-        """So much memory, or None if that would be beyond the limit. `give` it back."""
+        """So much memory, or None beyond the limit, or where there is none. `give` it back."""
         with self._lock:
             if self._taken_bytes + size_bytes > self._limit_bytes:
                 return None
             self._taken_bytes += size_bytes
         self._metrics.add("hedge_spare_bytes", size_bytes)
-        return memoryview(mmap.mmap(-1, size_bytes))[:size_bytes]
+        try:
+            return memoryview(mmap.mmap(-1, size_bytes))[:size_bytes]
+        except OSError:  # no address space or no memory: then no hedge
+            self._returned(size_bytes)
+            return None
 
     def give(self, view: memoryview) -> None:
         """Nothing writes into `view` any more, and nobody will look at it."""
         size_bytes = len(view)
         view.release()  # with the last view of it, the map goes
+        self._returned(size_bytes)
+
+    def _returned(self, size_bytes: int) -> None:
         with self._lock:
             self._taken_bytes -= size_bytes
         self._metrics.add("hedge_spare_bytes", -size_bytes)

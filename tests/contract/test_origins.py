@@ -50,9 +50,12 @@ class TestLocal(OriginContract):
 
 
 class TestOss(OriginContract):
-    @pytest.fixture
-    def rig(self, oss_standin):
-        config = OriginConfig(endpoint=oss_standin.endpoint, region=REGION, key=KEY, secret=SECRET)
+    @pytest.fixture(params=[1, 3], ids=["one-thread", "three-threads"])
+    def rig(self, oss_standin, request):
+        config = OriginConfig(
+            endpoint=oss_standin.endpoint, region=REGION, key=KEY, secret=SECRET,
+            threads=request.param,
+        )  # fmt: skip
         folder = Path(oss_standin.root, BUCKET, "below")
         folder.mkdir()
         return FolderRig(folder, f"oss://{BUCKET}/below/", config)

@@ -69,7 +69,7 @@ class Waiters:
         def waits() -> None:
             self.waited += 1
 
-        self.told.append((number, await self.account.admitted(waits)))
+        self.told.append((number, await self.account.outage.admitted(waits)))
 
 
 async def settle() -> None:
@@ -87,25 +87,25 @@ async def test_while_it_answers_nobody_waits(account):
 async def test_while_it_is_down_one_at_a_time_is_let_out(account, clock, metrics):
     bring_down(account, clock)
     assert metrics.get("origin_degraded") == 1
-    assert "last with connection lost" in account.trouble
+    assert "last with connection lost" in account.outage.trouble
     waiters = Waiters(account)
     await waiters.add(3)
     assert waiters.told == []
     assert (waiters.waited, metrics.get("origin_waiting")) == (3, 3)
     clock.advance(100.0)
-    account._probe_is_due()  # the timer, which runs by the loop's own clock
+    account.outage._probe_is_due()  # the timer, which runs by the loop's own clock
     await settle()
     assert waiters.told == [(0, True)]
     account.begin(0)
     fail(account, probe=True)
     clock.advance(100.0)
-    account._probe_is_due()
+    account.outage._probe_is_due()
     await settle()
     assert waiters.told == [(0, True), (1, True)]
     answer(account, probe=True)
     await settle()
     assert waiters.told == [(0, True), (1, True), (2, False)]
-    assert account.trouble == ""
+    assert account.outage.trouble == ""
     assert (metrics.get("origin_degraded"), metrics.get("origin_waiting")) == (0, 0)
 
 
@@ -114,7 +114,7 @@ async def test_a_probe_that_is_given_up_is_the_next_ones(account, clock):
     waiters = Waiters(account)
     await waiters.add(2)
     clock.advance(100.0)
-    account._probe_is_due()
+    account.outage._probe_is_due()
     await settle()
     account.given_up(probe=True, begun=False)
     await settle()
@@ -128,33 +128,33 @@ async def test_a_turn_of_one_who_has_gone_is_the_next_ones(account, clock):
     waiters.tasks[0].cancel()
     await settle()
     clock.advance(100.0)
-    account._wake_one()
+    account.outage._wake_one()
     waiters.tasks[1].cancel()  # its turn is on its way to it
     await settle()
     assert waiters.told == [(2, True)]
-    assert len(account._parked) == 0
+    assert len(account.outage._parked) == 0
 
 
 async def test_a_timer_lets_the_first_out_without_anybodys_doing(metrics, monkeypatch):
     account = Account("an origin", OriginConfig(), metrics)
     monkeypatch.setattr("gpufeed.cachefs.origin.health.FAILING_S", 0.0)
     monkeypatch.setattr("gpufeed.cachefs.origin.health.PROBE_FIRST_S", 0.01)
-    account._health._wait_s = 0.01
+    account.outage._health._wait_s = 0.01
     for _ in range(FAILURES_MAX + 1):
         fail(account)
     async with asyncio.timeout(60):
-        assert await account.admitted(lambda: None)
+        assert await account.outage.admitted(lambda: None)
 
 
 async def test_an_answer_that_refuses_us_is_a_healthy_origins(account, clock):
     for _ in range(10 * FAILURES_MAX):
         clock.advance(1.0)
         answer(account, 403)
-    assert account.trouble == ""
+    assert account.outage.trouble == ""
     for _ in range(10 * FAILURES_MAX):
         clock.advance(1.0)
         answer(account, 503)
-    assert "HTTP 503" in account.trouble
+    assert "HTTP 503" in account.outage.trouble
 
 
 async def test_limits_are_shown_and_the_end_takes_them_away(account, clock, metrics):
