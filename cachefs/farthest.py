@@ -75,6 +75,10 @@ class Farthest:
         self._last_use_s[number] = now_s
         self._note(number, self.predict_s(number, now_s))
 
+    def renew(self, number: int, now_s: float) -> None:
+        """What is known of the shard has changed; it was not used."""
+        self._note(number, self.predict_s(number, now_s))
+
     def restore(self, numbers: npt.NDArray[np.int32], now_s: float) -> None:
         """These shards are here since before the start, the oldest use first."""
         # Their order is known, their ages are not: all younger than `RESTORED_AGE_S`.

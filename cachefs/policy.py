@@ -98,6 +98,19 @@ class Policy(Protocol):
         """The shard is not resident any more, leased or not."""
         ...
 
+    @property
+    def minds_standing(self) -> bool:
+        """Whether it matters whose a shard is: `adopt` is worth its while."""
+        ...
+
+    def adopt(self, digest: str, standing: Standing, now_s: float) -> None:
+        """Somebody claims a resident shard, whose it may not have been until now."""
+        ...
+
+    def expired(self, now_s: float) -> tuple[list[str], float]:
+        """Shards not used for too long, and when to ask again at the latest."""
+        ...
+
     def decide(self, want: Want, available_bytes: int, *, now_s: float) -> Admit | Bypass:
         """May this shard enter, where `available_bytes` are free?"""
         ...
@@ -109,11 +122,13 @@ class PlanPolicy:
     Args:
         uses: when shards will be read; the daemon's sessions keep it up to date.
         shares: quotas, pins, tenants and the ad-hoc corner.
+        ttl_s: what nobody claims and nobody used for so long expires; 0: never.
     """
 
-    def __init__(self, uses: NextUses, shares: Shares) -> None:
+    def __init__(self, uses: NextUses, shares: Shares, *, ttl_s: float = 0.0) -> None:
         self._uses = uses
         self._shares = shares
+        self._ttl_s = ttl_s or np.inf
         self._farthest = Farthest(uses, shares)
         self._count = 0
 
@@ -164,6 +179,30 @@ class PlanPolicy:
         self._farthest.leave(number)
         self._shares.leave(number)
         self._uses.unkeep(number)
+
+    @property
+    def minds_standing(self) -> bool:
+        """See `Policy`."""
+        return self._shares.tells_apart
+
+    def adopt(self, digest: str, standing: Standing, now_s: float) -> None:
+        """See `Policy`."""
+        number = self._uses.find(digest)
+        if number is None or not self._farthest.is_here(number):
+            return
+        if self._shares.is_of(number, standing):
+            return
+        self._shares.adopt(number, standing)
+        self._farthest.renew(number, now_s)
+
+    def expired(self, now_s: float) -> tuple[list[str], float]:
+        """See `Policy`. What a live session claims does not expire, nor what is leased."""
+        if self._ttl_s == np.inf:
+            return [], np.inf
+        numbers, oldest_s = self._farthest.unused_since(now_s - self._ttl_s)
+        unclaimed = [number for number in numbers if not self._uses.claimed(number)]
+        again_s = min(oldest_s, now_s) + self._ttl_s
+        return [self._uses.digest(number) for number in unclaimed], again_s
 
     def _number(self, digest: str) -> int:
         number = self._uses.find(digest)

@@ -146,6 +146,16 @@ class Shares:
         self.leave(number)
         self.enter(number, standing, size_bytes)
 
+    def is_of(self, number: int, standing: Standing) -> bool:
+        """The resident shard is of this standing, as far as it matters."""
+        same_group = self._group[number] == self.group_of(standing)
+        return bool(same_group and self._tenant[number] == self.tenant_of(standing))
+
+    @property
+    def tells_apart(self) -> bool:
+        """Not all shards are alike: there are rules, tenants, or ad-hoc reads."""
+        return bool(self._prefixes) or len(self._tenants) > 1 or self._group_bytes[_ADHOC] > 0
+
     def size_bytes(self, number: int) -> int:
         """Bytes of a resident shard."""
         return int(self._blocks[number]) * BLOCK_BYTES

@@ -92,6 +92,9 @@ class Requests:
         self._open_datasets[dataset.dataset_id] = dataset
         digests = (source.spec.digest for source in dataset.sources)
         self._book.claim(self._session, dataset.dataset_id, digests)
+        self._cache.tools.store.adopt(
+            (source.spec.digest, source.standing) for source in dataset.sources
+        )
         return self._describe(dataset)
 
     async def _index(self, value: dict[str, Any]) -> dict[str, Any]:

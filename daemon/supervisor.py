@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -53,6 +54,8 @@ ALLOW_ALL = ("",)
 PARTS_PER_ARENA_MIN = 16
 # How long an embedded daemon waits for whoever started it.
 FIRST_SESSION_S = 15.0
+# Shards that expire together leave together.
+EXPIRY_PAUSE_S = 1.0
 
 
 class Daemon:
@@ -83,7 +86,10 @@ async def running(
         uses = NextUses()
         store = ShardStore.open(
             settings.store, extent_bytes=extent_bytes, metrics=metrics, clock=clock,
-            policy=PlanPolicy(uses, Shares(settings.policy, settings.store.capacity_bytes)),
+            policy=PlanPolicy(
+                uses, Shares(settings.policy, settings.store.capacity_bytes),
+                ttl_s=settings.policy.ttl_s,
+            ),
         )  # fmt: skip
         stack.push_async_callback(store.close)
         engine = OriginEngine(settings.origin, metrics)
@@ -120,7 +126,20 @@ async def running(
             "arena %s, %s; store %s of %s", format_bytes(arena.size_bytes), arena.lock_note,
             settings.store.path or "in memory only", format_bytes(store.capacity_bytes),
         )  # fmt: skip
+        expiry = asyncio.create_task(_expire(store), name="expiry")
+        stack.push_async_callback(_cancelled, expiry)
         yield daemon
+
+
+async def _expire(store: ShardStore) -> None:
+    """Evict what expires, when it does."""
+    while (wait_s := store.expire()) != math.inf:  # noqa: ASYNC110 it sleeps until one is due
+        await asyncio.sleep(max(wait_s, EXPIRY_PAUSE_S))
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def serve(settings: Settings, *, embedded: bool, ready_fd: int) -> None:

@@ -22,7 +22,7 @@ import collections
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -356,6 +356,24 @@ class ShardStore:
         self._failed(error)
         # Their room is not coming.
         self._accounts.break_promises(error)
+
+    def adopt(self, claimed: Iterable[tuple[str, Standing]]) -> None:
+        """A session claims these shards: from now on they count for their own dataset."""
+        if self._policy.minds_standing:
+            now_s = self._clock.monotonic_s()
+            for digest, standing in claimed:
+                self._policy.adopt(digest, standing, now_s)
+
+    def expire(self) -> float:
+        """Evict what nobody has used for too long; returns seconds until there may be more."""
+        now_s = self._clock.monotonic_s()
+        digests, again_s = self._policy.expired(now_s)
+        for digest in digests:
+            self._evict(digest)
+        if digests:
+            _LOG.info("%d shards expired", len(digests))
+            self._metrics.add("evictions_total", len(digests))
+        return again_s - now_s
 
     # --- reading ------------------------------------------------------------------------------
 

@@ -267,6 +267,43 @@ def test_an_aborted_shard_costs_its_standing_nothing() -> None:
     assert isinstance(node.ask("b", standing), Admit)
 
 
+def test_what_nobody_claims_expires_and_what_is_claimed_does_not() -> None:
+    node = Node(4)
+    assert node.policy.expired(1e6) == ([], float("inf"))
+    node.policy = PlanPolicy(node.uses, node.shares, ttl_s=100.0)
+    for digest in "abc":
+        node.put(digest)  # at 1, 2 and 3 s
+    node.uses.claim(1, node.uses.numbers("a"))
+    assert node.policy.expired(100.0) == ([], 101.0)
+    node.policy.lease("c")
+    assert node.policy.expired(104.0)[0] == ["b"]
+    node.policy.release("c", 104.0)
+    assert node.policy.expired(105.0)[0] == ["b", "c"]
+    node.uses.drop(1)
+    assert node.policy.expired(105.0)[0] == ["a", "b", "c"]
+
+
+def test_a_shard_that_a_dataset_claims_leaves_the_ad_hoc_corner() -> None:
+    node = Node(2, adhoc_ratio=0.5)
+    node.put("a", Standing("oss://b/x", adhoc=True))
+    assert node.policy.minds_standing
+    node.policy.adopt("a", Standing("oss://b/x"), node.now_s)
+    assert node.put("b", Standing("oss://b/y", adhoc=True))
+    assert holds(node) == "ab", "the corner is free again"
+
+
+def test_restored_shards_count_for_a_quota_once_somebody_claims_them() -> None:
+    node = Node(4, quotas=(f"oss://b/={2 * SIZE}",))
+    node.policy.restore(list("abc"), np.full(3, SIZE), 0.0)
+    assert node.shares.group_bytes(Standing("oss://b/x")) == 0
+    for digest in "abc":
+        node.policy.adopt(digest, Standing("oss://b/x"), 1.0)
+    assert node.shares.group_bytes(Standing("oss://b/x")) == 3 * SIZE
+    node.held = dict.fromkeys("abc", Standing("oss://b/x"))
+    assert node.put("d", Standing("oss://b/x"))
+    assert node.shares.group_bytes(Standing("oss://b/x")) == 2 * SIZE
+
+
 def test_what_a_start_found_leaves_oldest_first() -> None:
     node = Node(3)
     node.policy.restore(["a", "b", "c"], np.array([SIZE] * 3), 0.0)
