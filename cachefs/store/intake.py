@@ -109,14 +109,14 @@ class Intake:
     async def _write(
         self, reservation: Reservation, offset: int, blocks: memoryview, sums: Sums | None
     ) -> None:
-        pace, writer, opening = self._disk.pace, self._disk.writer, reservation.opening
+        pace, writer = self._disk.pace, self._disk.writer
         # To watch over what need not be waited for would cost the loop more than the write does.
-        if pace.is_free:
-            await pace.take_turn(len(blocks))
-        else:
+        if pace.cap.is_set:
             await self._while_well(pace.take_turn(len(blocks)), reservation, pace.end_turn)
+        else:
+            await pace.take_turn(len(blocks))
         try:
-            if opening is None or not opening.done():
+            if reservation.opening is None or not reservation.opening.done():
                 await self._while_well(writer.opened(reservation), reservation)
             await writer.write(reservation, offset, blocks, sums)
         finally:
@@ -150,6 +150,9 @@ class Intake:
         """The disk failed: writes that it has not begun end now."""
         failure, self._failure = self._failure, asyncio.Event()
         failure.set()
+        self._disk.pace.turn_away(
+            StorageError("the cache disk failed while a shard was on its way in; it streams on")
+        )
 
     async def commit(
         self, reservation: Reservation, extent_crcs: Sequence[int], sample_index: bytes | None
