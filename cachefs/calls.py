@@ -52,7 +52,8 @@ class Calls:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._arena = session.arena()
+        # A view of our own: it stays readable for a thread that copies while the session closes.
+        self._arena = session.arena()[:]
         self._changed = threading.Condition()
         self._waiting: dict[int, _Waiting] = {}
         self._unanswered_count = 0
@@ -130,10 +131,17 @@ class Calls:
             if waiting is not None:
                 self._forget(number, waiting)
 
-    def extent(self, slot: int, length_bytes: int) -> memoryview:
-        """The bytes of an extent that an answer lent, read-only, valid until `release`."""
-        begin = slot * self.extent_bytes
-        return self._arena[begin : begin + length_bytes]
+    def copy(self, lent: dict[str, Any], begin_bytes: int, into: memoryview) -> None:
+        """Copy from an extent that an answer lent, from `begin_bytes` of it on.
+
+        Raises:
+            DaemonUnavailableError: the session has ended: the extent may hold other bytes by now.
+        """
+        place = int(lent["slot"]) * self.extent_bytes + begin_bytes
+        into[:] = self._arena[place : place + len(into)]
+        # Once the copy is made: the daemon closes the socket before a slot can have another owner.
+        if self._session.is_cut:
+            raise DaemonUnavailableError("the session ended while an extent was copied")
 
     def release(self, seq: int) -> None:
         """Give an extent back. A session that is lost has given back everything."""

@@ -196,6 +196,11 @@ class Session:
         self._connection.send_json(kind, {"id": self._requests, **body}, timeout_s)
         return self._requests
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the session has ended: extents that were held may be overwritten from then on."""
+        return self._connection.is_cut
+
     def tell(self, kind: Kind, body: dict[str, Any]) -> None:
         """Send something that is not answered."""
         self._connection.send(wire.pack(kind, wire.pack_json(body)))

@@ -131,6 +131,15 @@ class Connection:
             except BlockingIOError:
                 self._ready(select.POLLIN, deadline_s)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether either side has closed, also if messages from before wait to be received."""
+        if self._sock.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._sock, 0)  # a hang-up is told unasked
+        return bool(poll.poll(0))
+
     def _ready(self, what: int, deadline_s: float) -> None:
         poll = select.poll()
         poll.register(self._sock, what)

@@ -231,11 +231,10 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
     def _cat_pieces(self, path: str, pieces: list[tuple[int | None, int | None]]) -> list[bytes]:
         remote = self._remote(path)
         try:
-            with as_os_errors():
-                return [
-                    read_range(remote, *_absolute(start, end, remote.size_bytes))
-                    for start, end in pieces
-                ]
+            return [
+                read_range(remote, *_absolute(start, end, remote.size_bytes))
+                for start, end in pieces
+            ]
         finally:
             remote.close()
 

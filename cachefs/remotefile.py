@@ -26,7 +26,7 @@ from gpufeed.cachefs.wire import Kind
 
 # Neighbouring extents asked for at once, so that the origin is asked for them together.
 READ_AHEAD_EXTENTS = 4
-BUFFER_BYTES = 256 * 1024
+BUFFER_BYTES = 512 * 1024
 
 
 class Place:
@@ -137,10 +137,8 @@ class RemoteFile:
                 try:
                     low = max(place, begin_bytes)
                     high = min(place + lent["length"], end_bytes)
-                    source = calls.extent(lent["slot"], lent["length"])
-                    view[low - begin_bytes : high - begin_bytes] = source[
-                        low - place : high - place
-                    ]
+                    into = view[low - begin_bytes : high - begin_bytes]
+                    calls.copy(lent, low - place, into)
                 finally:
                     calls.release(lent["seq"])
         finally:
@@ -158,8 +156,9 @@ class _Raw(io.RawIOBase):
 
     mode = "rb"
 
-    def __init__(self, remote: RemoteFile) -> None:
+    def __init__(self, remote: RemoteFile, *, closes: bool = True) -> None:
         self.remote = remote
+        self._closes = closes
         self._at_bytes = 0
 
     def readable(self) -> bool:
@@ -188,15 +187,15 @@ class _Raw(io.RawIOBase):
         return count
 
     def readall(self) -> bytes:
-        with as_os_errors():
-            data = read_range(self.remote, self._at_bytes, self.remote.size_bytes)
+        data = read_range(self.remote, self._at_bytes, self.remote.size_bytes)
         self._at_bytes += len(data)
         return data
 
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self.remote.close()
+            if self._closes:
+                self.remote.close()
 
 
 class ReadingFile(io.BufferedReader):
@@ -245,15 +244,12 @@ def read_range(remote: RemoteFile, begin_bytes: int, end_bytes: int) -> bytes:
     """The bytes of a half-open range, less what lies behind the end.
 
     Raises:
-        GpufeedError: see `RemoteFile.read_into`.
+        OSError: as of `fserrors`.
     """
     size_bytes = min(end_bytes, remote.size_bytes) - begin_bytes
     if size_bytes <= 0:
         return b""
-    # The one way to fill a `bytes` in place: it is the stream's own buffer that is handed out.
-    stream = io.BytesIO()
-    stream.seek(size_bytes - 1)
-    stream.write(b"\0")
-    with stream.getbuffer() as view:
-        remote.read_into(begin_bytes, view)
-    return stream.getvalue()
+    raw = _Raw(remote, closes=False)
+    raw.seek(begin_bytes)
+    # Python's reader alone fills a `bytes` in place; with no buffer to speak of, by one call.
+    return io.BufferedReader(raw, 1).read(size_bytes)

@@ -35,7 +35,7 @@ FILES_MAX = 4096
 READERS_MAX = 32
 # A listing is handed over in pages, so that no message holds up the daemon's loop.
 ENTRIES_PER_PAGE = 5000
-LISTINGS_MAX = 8
+LISTINGS_MAX = 4
 OBJECTS_LISTED_MAX = 1_000_000
 
 FILE_KINDS = frozenset({Kind.STAT, Kind.LIST, Kind.FILE_OPEN, Kind.FILE_READ})
@@ -132,17 +132,21 @@ class SessionFiles:
     async def _list(self, value: dict[str, Any]) -> dict[str, Any]:
         cursor = value.get("cursor")
         if not isinstance(cursor, int):
-            if len(self._listings) >= LISTINGS_MAX:
-                raise CapacityError(
-                    f"{LISTINGS_MAX} listings of this session are not fetched to their end"
-                )
             rest = collections.deque(await self._below(value))
             cursor = next(self._numbers)
         else:
-            rest = self._listings.pop(cursor, collections.deque())
+            found = self._listings.pop(cursor, None)
+            if found is None:
+                raise ProtocolError(
+                    "this listing is not known: the daemon was restarted, or more than "
+                    f"{LISTINGS_MAX} were begun and not fetched to their end; list again"
+                )
+            rest = found
         page = [rest.popleft() for _ in range(min(len(rest), ENTRIES_PER_PAGE))]
         if rest:
             self._listings[cursor] = rest
+            if len(self._listings) > LISTINGS_MAX:
+                del self._listings[next(iter(self._listings))]
         return {
             "entries": [[info.url, info.size_bytes, info.etag] for info in page],
             "cursor": cursor if rest else None,
@@ -210,7 +214,9 @@ class SessionFiles:
         spec = ShardSpec(info.url, info.size_bytes, (Source(info, 0),))
         if self._cache.tools.store.lookup(spec.digest) is None:
             spec = replace(spec, is_plain=True)
-        return ShardSource(spec=spec, options=options, make_indexer=_no_indexer)
+        return ShardSource(
+            spec=spec, options=options, make_indexer=_no_indexer, adhoc=spec.is_plain
+        )
 
     def _reader(self, number: int, file: _File) -> RangeReader:
         if file.reader is None:

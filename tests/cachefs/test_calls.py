@@ -160,6 +160,21 @@ def test_an_interrupted_wait_lets_another_thread_go_on(daemon, monkeypatch) -> N
     assert daemon.take() == (Kind.RELEASE, {"seqs": (1,)})
 
 
-def test_an_extent_is_where_its_slot_is(daemon) -> None:
-    assert bytes(daemon.calls.extent(2, 5)) == bytes(range(5))
-    assert daemon.calls.extent(1, EXTENT).readonly
+def test_an_extent_is_copied_from_its_slot(daemon) -> None:
+    into = bytearray(5)
+    daemon.calls.copy({"slot": 2}, 7, memoryview(into))
+    assert into == bytes(range(7, 12))
+
+
+def test_a_copy_made_when_the_session_had_ended_is_not_trusted(daemon) -> None:
+    number = daemon.calls.begin(Kind.FILE_READ, {})
+    daemon.reply(number, seq=1, slot=0, length=5)
+    lent = daemon.calls.finish(number)
+    # Something from before waits to be received: the end must be seen past it.
+    daemon.reply(99)
+    daemon.sock.close()
+    with pytest.raises(DaemonUnavailableError, match="while an extent was copied"):
+        daemon.calls.copy(lent, 0, memoryview(bytearray(5)))
+    daemon.calls.close()
+    with pytest.raises(DaemonUnavailableError):
+        daemon.calls.copy(lent, 0, memoryview(bytearray(5)))

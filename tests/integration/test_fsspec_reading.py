@@ -24,6 +24,7 @@ from gpufeed.cachefs.errors import (
 )
 from gpufeed.cachefs.fs import GpufeedFileSystem
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET, KEY, REGION, SECRET
+from gpufeed.cachefs.wire import Kind
 
 SIZE = 3_000_001
 EXTENT = 256 * 1024
@@ -422,6 +423,39 @@ def test_each_error_is_pythons_and_ours_and_one_line(node, door, target, tmp_pat
         assert isinstance(caught.value, pythons), words
         assert "\n" not in str(caught.value)
     assert door.cat_file(f"{BUCKET}/one.bin")
+
+
+def test_requests_that_make_no_sense_are_answered_and_the_session_goes_on(node, door) -> None:
+    put(node, "one", 10)
+    url = f"oss://{BUCKET}/one"
+    requests = calls.Calls(Session.connect(node.socket))
+    for kind, body, words in [
+        (Kind.FILE_READ, {}, "file None is not open"),
+        (Kind.FILE_READ, {"file": [1], "extent": 0}, "is not open"),
+        (Kind.FILE_OPEN, {}, "without its address"),
+        (Kind.FILE_OPEN, {"url": "file:///etc/passwd"}, "may not read"),
+        (Kind.FILE_OPEN, {"url": url, "storage_options": []}, "must be a mapping"),
+        (Kind.FILE_OPEN, {"url": url, "storage_options": {"keys": "x"}}, "known are"),
+        (Kind.STAT, {"url": 7}, "without its address"),
+        (Kind.LIST, {"cursor": 12345}, "list again"),
+        (Kind.LIST, {"cursor": [], "url": ""}, "not an address"),
+    ]:
+        with pytest.raises(GpufeedError, match=words):
+            requests.ask(kind, body)
+    opened = requests.ask(Kind.FILE_OPEN, {"url": url})
+    for extent in (-1, 1, 1 << 70, "0", None, 0.0):
+        with pytest.raises(GpufeedError, match="of a file that has 1"):
+            requests.ask(Kind.FILE_READ, {"file": opened["file"], "extent": extent})
+    for file in ([], "x", -1, 1 << 70, None):
+        requests._session.tell(Kind.FILE_CLOSE, {"file": file})
+    lent = requests.ask(Kind.FILE_READ, {"file": opened["file"], "extent": 0})
+    assert lent["length"] == 10
+    requests.close_file(opened["file"])
+    with pytest.raises(GpufeedError, match="is not open"):
+        requests.ask(Kind.FILE_READ, {"file": opened["file"], "extent": 0})
+    # What it still holds goes back with the session.
+    requests.close()
+    assert all_given_back(node)
 
 
 def test_region_and_s3_names_reach_the_daemon() -> None:
