@@ -25,7 +25,7 @@ from gpufeed.cachefs.pace import Pace
 from gpufeed.cachefs.packedinput import PIECES_MAX, PackedInput, piece_bytes
 from gpufeed.cachefs.receiver import check_whole
 from gpufeed.cachefs.sources import ShardSource
-from gpufeed.cachefs.tasks import finished
+from gpufeed.cachefs.tasks import until_done
 from gpufeed.cachefs.units import BLOCK_BYTES, MIB, format_bytes, round_up
 
 EXTENTS_OPEN_MAX = 2
@@ -139,9 +139,12 @@ class Unpacker:
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
-            # The thread may be waiting for input, or writing to the slot.
-            await self._input.close()
-            await finished(asyncio.gather(job, return_exceptions=True))
+            # The thread may be waiting for input, or writing to the slot: not to be cut short.
+            try:
+                await self._input.close()
+            finally:
+                await until_done(job)
+                _ = job.cancelled() or job.exception()  # nobody else sees it
             raise
 
     def _fill_view(self, view: memoryview) -> tuple[int, int]:

@@ -260,6 +260,24 @@ async def test_closing_ends_a_stream_whose_thread_waits_for_input(name: str) -> 
 
 
 @by_name
+async def test_a_stream_that_is_cancelled_twice_keeps_its_slot_until_the_thread_is_done(
+    name: str,
+) -> None:
+    rig = Rig(None)
+    source = packed(rig, name)
+    rig.engine.gate = asyncio.Event()
+    reading = asyncio.create_task(rig.read(source))
+    await rig.engine.asked.wait()
+
+    reading.cancel()  # its last reader leaves: the fill is given up
+    await asyncio.wait([reading])
+    async with asyncio.timeout(30):
+        await rig.cache.close()  # and once more
+
+    await rig.close()
+
+
+@by_name
 async def test_a_slow_streams_room_goes_to_others(name: str) -> None:
     rig = Rig(None, slots=8)
     slow = rig.cache.open(packed(rig, name, make_tar(90)))
