@@ -5,9 +5,9 @@ it is over, not even when cancelled: the cancellation is raised afterwards. The 
 call that is **late**: `DiskLateError` is raised at once, and carries the future that tells when the
 disk has let go; until then its memory stays lent.
 
-Late is what has run for its named time in its thread; waiting for a thread does not count. Once
-every thread is held by a late call, the calls that wait behind them are taken back: they have
-touched nothing, and fail at once.
+Late is what has run for its named time in its thread; waiting for a thread does not count, unless
+every thread is held for that long by calls that do not end. Then, and once all of them are late
+themselves, those who wait are taken back: they have touched nothing, and fail at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from gpufeed.cachefs.clock import Clock
-from gpufeed.cachefs.errors import DiskLateError, StorageError
+from gpufeed.cachefs.errors import DiskLateError
 from gpufeed.cachefs.tasks import finished, until_done
+
+# The least time between two looks at one call, however little time it has.
+LOOK_AGAIN_S = 0.001
 
 _Result = TypeVar("_Result")
 
@@ -62,8 +65,8 @@ class DiskThreads:
         """Wait for a submitted call, but not longer than `late_s` from its beginning.
 
         Raises:
-            DiskLateError: it is late; its `over` is `future`.
-            StorageError: it never began, because all threads are held by late calls.
+            DiskLateError: it is late, or never began because all threads have been held for
+                `late_s`; its `over` is `future`, which is cancelled if it never began.
         """
         call = self._calls.get(future)
         if call is not None:
@@ -75,9 +78,10 @@ class DiskThreads:
                 future,
             )
         if future.cancelled():
-            raise StorageError(
+            raise DiskLateError(
                 f"the cache disk does not answer: {self.count} calls hang; the cache goes on "
-                "without it: check the disk"
+                "without it: check the disk",
+                future,
             )
         return future.result()
 
@@ -91,7 +95,9 @@ class DiskThreads:
                 known.set_result(None)
 
         def look() -> None:
-            left_s = call.left_s(late_s)
+            left_s = self._left_s(call, late_s)
+            if left_s <= 0 and not call.has_begun and not call.take_back():
+                left_s = max(late_s, LOOK_AGAIN_S)  # a thread has just taken it up
             if left_s > 0:
                 timers[:] = [loop.call_later(left_s, look)]
                 return
@@ -121,6 +127,18 @@ class DiskThreads:
             for call in list(self._calls.values()):
                 if call.watchers_count:
                     call.take_back()
+
+    def _left_s(self, call: _Call[Any], late_s: float) -> float:
+        """How long until a call is late, or, before it began, until all threads are held so long.
+
+        Whatever holds them may have more time itself: a sync does not hold up readers for its own.
+        """
+        if call.has_begun:
+            return late_s - call.age_s
+        ages_s = [other.age_s for other in self._calls.values() if other.has_begun]
+        if len(ages_s) < self.count:
+            return max(late_s, LOOK_AGAIN_S)  # a thread is about to take it up
+        return late_s - min(ages_s)
 
     @property
     def _all_hang(self) -> bool:
@@ -167,12 +185,19 @@ class _Call(Generic[_Result]):
         if not self.future.done():
             self.future.set_result(result)
 
-    def left_s(self, late_s: float) -> float:
-        """How long until it is late."""
-        began_s = self._began_s
-        return late_s if began_s is None else late_s - (self._clock.monotonic_s() - began_s)
+    @property
+    def has_begun(self) -> bool:
+        """Whether a thread has taken it up."""
+        return self._began_s is not None
 
-    def take_back(self) -> None:
-        """Cancel it if no thread has begun it."""
-        if self._began_s is None and self.job.cancel():
-            self.future.cancel()
+    @property
+    def age_s(self) -> float:
+        """How long it has run."""
+        return 0.0 if self._began_s is None else self._clock.monotonic_s() - self._began_s
+
+    def take_back(self) -> bool:
+        """Cancel it if no thread has begun it; whether that was so."""
+        if self._began_s is not None or not self.job.cancel():
+            return False
+        self.future.cancel()
+        return True

@@ -158,6 +158,8 @@ class ShardWriter:
             return await self._threads.run_in_time(SYNC_LATE_S, function, *args)
         except DiskLateError as late:
             self._on_late(late)
+            if late.over.cancelled():
+                raise
             return await finished(late.over)
 
     async def ending(
