@@ -180,7 +180,7 @@ class OssClient:
 
         told = False
         try:
-            answer = await self._pool.exchange(self._address.endpoint(request.bucket), make, ticket)
+            answer = await self._pool.exchange(self._found(request.bucket)[0], make, ticket)
             failure, sign = self._verdict(answer)
             told = True
             size_bytes = ticket.size_bytes if failure is None else 0
