@@ -63,10 +63,10 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['index_bytes_per_shard']:.0f} bytes a shard, daemon "
         f"{result['rss_bytes_per_shard']:.0f} bytes a shard; cold starts {result['cold_starts']}"
     )
-    print("page cache  last end  ready     first read served   from the store")
+    print("page cache  last end  ready     first read served   CPU      load")
     for start in result["starts"]:
         print(
             f"{'cold' if start['cold'] else 'warm':10}  {'clean' if start['clean'] else 'killed':8}"
             f"  {start['ready_s']:6.2f} s  {start['served_s']:6.2f} s"
-            f"            {start['from_store_bytes']:,} bytes"
+            f"            {start['cpu_s']:6.2f} s {start['load_average']:5.1f}"
         )

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from gpufeed.cachefs.units import GIB, MIB
 
 EXTENT_BYTES = 4 * MIB
 READ_TIMEOUT_S = 300.0
+COMMIT_TIMEOUT_S = 60.0
 _SAMPLES_COUNT = 16
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 _GPUFEED = "import sys; from gpufeed.daemon.cli import main; sys.exit(main())"
@@ -42,6 +44,13 @@ class StartupOptions:
     repeats: int = 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Daemon:
+    socket: str
+    http_port: int
+    pid: int
+
+
 def measure(options: StartupOptions) -> dict[str, Any]:
     """Make the cache and start daemons over it; returns the result.
 
@@ -51,7 +60,7 @@ def measure(options: StartupOptions) -> dict[str, Any]:
     place = options.work_dir
     place.mkdir(parents=True, exist_ok=True)
     _write_tar(place / "shard.tar")
-    small = _start_once(place, options.shards_count)  # fills the one shard
+    _fill_real_shard(place, options.shards_count)
     small = _start_once(place, options.shards_count)
     begun_s = time.monotonic()
     cache = place / "cache"
@@ -95,21 +104,41 @@ def _drop_page_cache() -> bool:
     return True
 
 
+def _fill_real_shard(place: Path, shards_count: int) -> None:
+    """Let a daemon fetch the one shard, and end when it has committed it."""
+    with _daemon(place, shards_count) as daemon:
+        _read_shard(daemon.socket, f"file://{place / 'shard.tar'}")
+        deadline_s = time.monotonic() + COMMIT_TIMEOUT_S
+        while _resident_shards(daemon) == 0:
+            if time.monotonic() > deadline_s:
+                raise GpufeedError(f"the shard was not committed within {COMMIT_TIMEOUT_S:g} s")
+            time.sleep(0.05)
+
+
+def _resident_shards(daemon: _Daemon) -> float:
+    url = f"http://127.0.0.1:{daemon.http_port}/status"
+    with urllib.request.urlopen(url, timeout=COMMIT_TIMEOUT_S) as answer:
+        return float(json.load(answer)["store_resident_shards"])
+
+
 def _start_once(place: Path, shards_count: int) -> dict[str, Any]:
     """One daemon: exec, ready, first shard read, ended."""
     begun_s = time.monotonic()
-    with _daemon(place, shards_count) as (socket, pid):
+    with _daemon(place, shards_count) as daemon:
         ready_s = time.monotonic() - begun_s
-        tiers = _read_shard(socket, f"file://{place / 'shard.tar'}")
+        tiers = _read_shard(daemon.socket, f"file://{place / 'shard.tar'}")
         served_s = time.monotonic() - begun_s
+        if not tiers.get("nvme"):
+            raise GpufeedError(f"the daemon served nothing from its store: {dict(tiers)}")
         return {
-            "ready_s": ready_s, "served_s": served_s, "rss_bytes": _rss_bytes(pid),
-            "from_store_bytes": tiers.get("nvme", 0),
+            "ready_s": ready_s, "served_s": served_s, "cpu_s": _cpu_s(daemon.pid),
+            "rss_bytes": _rss_bytes(daemon.pid), "from_store_bytes": tiers["nvme"],
+            "load_average": os.getloadavg()[0],
         }  # fmt: skip
 
 
 @contextmanager
-def _daemon(place: Path, shards_count: int) -> Iterator[tuple[str, int]]:
+def _daemon(place: Path, shards_count: int) -> Iterator[_Daemon]:
     reading, writing = os.pipe()
     socket = place / "d.sock"
     capacity_bytes = shards_count * FILE_BYTES + GIB
@@ -118,7 +147,7 @@ def _daemon(place: Path, shards_count: int) -> Iterator[tuple[str, int]]:
         [
             sys.executable, "-c", _GPUFEED, "daemon", "--socket", str(socket),
             "--cache-path", str(place / "cache"), "--capacity", str(capacity_bytes),
-            "--arena", "64MiB", "--http-port", "-1", "--allow", f"file://{place}/",
+            "--arena", "64MiB", "--http-port", "0", "--allow", f"file://{place}/",
             "--ready-fd", str(writing),
         ],
         env={**os.environ, "GPUFEED_STORE_FREE_FLOOR_RATIO": "0"},
@@ -133,7 +162,7 @@ def _daemon(place: Path, shards_count: int) -> Iterator[tuple[str, int]]:
         if "socket" not in answer:
             tail = (place / "daemon.log").read_text(errors="replace")[-2000:]
             raise GpufeedError(f"the daemon did not come up: {tail}")
-        yield str(answer["socket"]), process.pid
+        yield _Daemon(str(answer["socket"]), int(answer["http_port"]), process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -161,3 +190,8 @@ def _rss_bytes(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise GpufeedError(f"/proc/{pid}/status has no VmRSS")
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
