@@ -69,6 +69,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     sim_command.add_flags(sim)
+    policy = commands.add_parser(
+        "policy",
+        help="what a decision of the cache costs at a million shards",
+        description="Times the daemon's policy alone, with the plans of many jobs.",
+        epilog=sim_command.COST_EXAMPLE,
+        formatter_class=raw,
+    )
+    sim_command.add_cost_flags(policy)
     return parser
 
 
@@ -109,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     action = {
         "run": _run, "report": _report, "engine": engine_command.command,
         "startup": startup_command.command, "sim": sim_command.command,
+        "policy": sim_command.cost_command,
     }[arguments.command]  # fmt: skip
     return guarded("cachebench", lambda: action(arguments))
 

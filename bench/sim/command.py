@@ -18,6 +18,9 @@ EXAMPLE = """examples:
 
 Needs no network and no disk. The whole table takes some minutes on two CPUs.
 """
+COST_EXAMPLE = """example:
+  cachebench policy --shards 1000000 --jobs 16 --json policy.json
+"""
 _SIZES = ("equal", "lognormal")
 _SPEEDS = ("equal", "unequal")
 _T = TypeVar("_T")
@@ -103,6 +106,52 @@ def command(arguments: argparse.Namespace) -> int:
     write_files(result, arguments.json, None)
     print_result(result)
     missed = [target for target in result["targets"] if not target["met"]]
+    return CHECK_FAILED_STATUS if arguments.check and missed else 0
+
+
+def add_cost_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``cachebench policy``."""
+    add = parser.add_argument
+    add("--shards", type=int, default=1_000_000, help="resident (default %(default)s)")
+    add("--jobs", type=int, default=16, help="with plans (default %(default)s)")
+    add("--reads", type=int, default=40_000, help="timed (default %(default)s)")
+    add("--seed", type=int, default=1, help="of the orders (default %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the result here")
+    add("--check", action="store_true", help="end with status 5 if a target is missed")
+
+
+def cost_command(arguments: argparse.Namespace) -> int:
+    """Measure what decisions cost; returns the exit status.
+
+    Raises:
+        GpufeedError: what went wrong.
+    """
+    from gpufeed.bench.outputs import (  # noqa: PLC0415 see the top of the file
+        CHECK_FAILED_STATUS,
+        require_writable,
+        write_files,
+    )
+    from gpufeed.bench.progress import Terminal  # noqa: PLC0415 likewise
+    from gpufeed.bench.sim import cost  # noqa: PLC0415 likewise
+
+    if arguments.shards < 1000 or not 1 <= arguments.jobs <= 64 or arguments.reads < 100:
+        raise UsageError("--shards must be at least 1000, --jobs 1 to 64, --reads at least 100")
+    if arguments.json is not None:
+        require_writable(arguments.json)
+    with Terminal() as progress:
+        result = cost.measure(
+            arguments.shards, arguments.jobs, arguments.reads, arguments.seed, progress
+        )
+    write_files(result, arguments.json, None)
+    print(
+        f"{result['shards']} shards, {result['jobs']} jobs: {result['decision_us_mean']:.1f} us a "
+        f"decision (p50 {result['decision_us_p50']:.1f}, p99 {result['decision_us_p99']:.1f}, max "
+        f"{result['decision_us_max']:.0f}; {result['decisions']} decisions, CPU time), "
+        f"{result['read_us_mean']:.1f} us a read, {result['bytes_a_shard']:.0f} bytes a shard"
+    )
+    missed = [target for target in result["targets"] if not target["met"]]
+    for target in missed:
+        print(f"MISSED {target['what']}: {target['value']:.1f} (limit {target['limit']:g})")
     return CHECK_FAILED_STATUS if arguments.check and missed else 0
 
 

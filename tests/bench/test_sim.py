@@ -105,3 +105,16 @@ def test_processes_and_one_process_find_the_same() -> None:
         return runner.run(options, Silent())["rows"]
 
     assert rows(1) == rows(2)
+
+
+def test_the_cost_of_decisions_is_measured(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "policy.json"
+    flags = ["--shards", "2000", "--jobs", "3", "--reads", "400", "--json", str(out)]
+    assert cli.main(["policy", *flags]) == 0
+    result = json.loads(out.read_text())
+    assert 0 < result["decisions"] <= 400
+    assert result["decision_us_mean"] > 0
+    assert {target["what"] for target in result["targets"]} == {
+        "microseconds a decision", "bytes a shard",
+    }  # fmt: skip
+    assert "us a decision" in capsys.readouterr().out
