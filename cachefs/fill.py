@@ -175,9 +175,11 @@ class Fill:
 
     async def _fail(self, error: GpufeedError) -> None:
         """Tell everybody, keep nothing."""
-        self._tools.metrics.add("fills_failed_total")
         if not self.verified.done():
             self.verified.set_exception(error)
+        if self.has_failed:
+            # Else its readers have all of it, and only the disk was left to wait for.
+            self._tools.metrics.add("fills_failed_total")
         self._extents.fail(error)
         # At once: the next fill of the same shard may begin before this one has ended. Given up,
         # that was done already, and the next one may be under way.

@@ -63,3 +63,24 @@ async def test_a_slow_disk_that_answers_in_time_gets_its_shard(tmp_path: Path, f
     assert await rig.read(source, tiers) == members(data)
     assert tiers == {"nvme"}
     await rig.close()
+
+
+async def test_a_fill_whose_readers_left_while_the_disk_hung_has_not_failed(
+    tmp_path: Path, files
+) -> None:
+    rig = Rig(tmp_path / "cache", slots=64, files=files)
+    source = rig.tar("a.tar", make_tar(30))
+    reader = rig.cache.open(source)
+    for extent in range(reader.extent_count):
+        slot, _ = await reader.extent(extent)
+        rig.pool.drop(slot)
+    await reader.finish()
+    await reader._fill.decided()  # the disk is late: it streams past the store
+    assert rig.metrics.get("store_degraded") == 1
+    reader.close()
+
+    files.goes_on.set()
+    await rig.cache.idle()
+    assert rig.metrics.get("fills_total") == 1
+    assert rig.metrics.get("fills_failed_total") == 0
+    await rig.close()
