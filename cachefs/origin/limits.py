@@ -37,13 +37,16 @@ METER_WINDOW_S = 1.0
 CONNECTIONS_MIN = 1
 REQUESTS_PER_S_MIN = 1.0
 BYTES_PER_S_MIN = 1_000_000.0
+# Not below these at the first stroke: who used little was not what was too much.
+CALM_CONNECTIONS = 8
+CALM_REQUESTS_PER_S = 50.0
+CALM_BYTES_PER_S = 32_000_000.0
 
 # Latency is judged by medians of so many answers.
 LATENCY_ANSWERS = 64
 LATENCY_RATIO = 3.0
 LATENCY_SLACK_S = 0.1
 LATENCY_DRIFT_RATIO = 1.05
-CALM_CONNECTIONS = 8
 
 
 class Sign(enum.Enum):
@@ -75,13 +78,20 @@ class Maxima:
 
 
 class Limit:
-    """One limit. See the top of the file."""
+    """One limit. See the top of the file.
 
-    __slots__ = ("_cut_at_s", "_cut_to", "_reference", "floor", "maximum")
+    Args:
+        maximum: hard.
+        floor: it is never cut below.
+        calm: the first cut of several stops there.
+    """
 
-    def __init__(self, maximum: float, floor: float) -> None:
+    __slots__ = ("_calm", "_cut_at_s", "_cut_to", "_reference", "floor", "maximum")
+
+    def __init__(self, maximum: float, floor: float, calm: float = 0.0) -> None:
         self.maximum = maximum
         self.floor = min(floor, maximum)
+        self._calm = calm
         self._cut_to = maximum
         self._reference = maximum
         self._cut_at_s = -math.inf
@@ -108,13 +118,18 @@ class Limit:
     def _free_from(self) -> float:
         return self._reference if math.isinf(self.maximum) else math.inf
 
-    def cut(self, used: float, ratio: float, now_s: float, floor: float = 0.0) -> bool:
-        """Too much was used, namely `used`; False if that was told a moment ago."""
-        if now_s - self._cut_at_s < HOLD_S:
+    def cut(self, used: float, ratio: float, now_s: float, *, gently: bool = False) -> bool:
+        """Too much was used, namely `used`; False if that was told a moment ago.
+
+        `gently`: not below `calm`, whatever it is now.
+        """
+        value = self.value(now_s)
+        if now_s - self._cut_at_s < HOLD_S or (gently and value <= self._calm):
             return False
-        least = max(self.floor, floor)
-        reference = min(self.value(now_s), max(used, least))
-        if math.isinf(reference) or reference * ratio < floor:
+        spared = self._calm if gently or not self.is_cut else 0.0
+        least = min(value, max(self.floor, spared))
+        reference = min(value, max(used, least))
+        if math.isinf(reference):
             return False
         self._reference = reference
         self._cut_to = max(least, reference * ratio)
@@ -153,9 +168,9 @@ class AdaptiveLimits:
     """The three limits of one origin. See the top of the file."""
 
     def __init__(self, maxima: Maxima, now_s: float) -> None:
-        self.connections = Limit(maxima.connections_count, CONNECTIONS_MIN)
-        self.requests_per_s = Limit(maxima.requests_per_s, REQUESTS_PER_S_MIN)
-        self.bytes_per_s = Limit(maxima.bytes_per_s, BYTES_PER_S_MIN)
+        self.connections = Limit(maxima.connections_count, CONNECTIONS_MIN, CALM_CONNECTIONS)
+        self.requests_per_s = Limit(maxima.requests_per_s, REQUESTS_PER_S_MIN, CALM_REQUESTS_PER_S)
+        self.bytes_per_s = Limit(maxima.bytes_per_s, BYTES_PER_S_MIN, CALM_BYTES_PER_S)
         self._requests = _Meter(now_s)
         self._bytes = _Meter(now_s)
         self._first_bytes_s: list[float] = []
@@ -181,8 +196,8 @@ class AdaptiveLimits:
             return self.requests_per_s.cut(self._requests.rate_per_s(now_s), ratio, now_s)
         if sign in (Sign.BANDWIDTH, Sign.HELD_BACK):
             return self.bytes_per_s.cut(self._bytes.rate_per_s(now_s), ratio, now_s)
-        floor = CALM_CONNECTIONS if sign is Sign.LATENCY else CONNECTIONS_MIN
-        return self.connections.cut(in_flight_count, ratio, now_s, floor)
+        gently = sign is Sign.LATENCY
+        return self.connections.cut(in_flight_count, ratio, now_s, gently=gently)
 
     def answered(self, first_byte_s: float, in_flight_count: int, now_s: float) -> bool:
         """An answer's first byte came so long after its request. True if a limit was cut for it."""
