@@ -3,9 +3,9 @@
 A node with `shards` resident shards, which are four fifths of the dataset, and `jobs` jobs of
 different speeds that each forecast two epochs in orders of their own. Each reads at its speed,
 which the policy knows with an error of up to `RATE_ERROR_RATIO`, measured anew now and then; what
-is missing asks to enter the full cache. Timed is all that the policy does for a read (`used`, `use` or
-`decide`, and what follows from it); memory is what its tables allocate for each shard that it
-knows, digests left out, since the store keeps those anyway.
+is missing asks to enter the full cache. Timed is all that the policy does for a read (`used`,
+`use`, `decide` and what follows); memory is what its tables allocate for each shard that it knows,
+digests left out, since the store keeps those anyway.
 """
 
 from __future__ import annotations
