@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufeed.cachefs.errors import UsageError
-from gpufeed.cachefs.listing import guess_kind, virtual_shards
+from gpufeed.cachefs.listing import guess_kind, tar_shards, virtual_shards
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec, Source
 from gpufeed.cachefs.placement import works, works_of_extents, zero_ranges
 
@@ -96,7 +96,28 @@ def test_the_grouping_depends_on_the_listing_alone() -> None:
     assert [s.info.url for s in make()[0].spec.sources] != [info.url for info in infos[:20]]
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "b.TGZ", "c.tar.zst"])
-def test_a_compressed_tar_is_refused_and_not_read_as_one_loose_sample(name: str) -> None:
+@pytest.mark.parametrize("name", ["a.tar.xz", "b.TBZ2", "c.tar.lz4"])
+def test_a_foreign_compression_is_refused_and_not_read_as_one_loose_sample(name: str) -> None:
     with pytest.raises(UsageError, match="compressed"):
-        guess_kind([ObjectInfo(f"oss://b/{name}", 10, "e")])
+        guess_kind([ObjectInfo(f"oss://b/{name}", 5, "e")])
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [("a.tar", ""), ("a.tar.gz", "gzip"), ("b.TGZ", "gzip"), ("c.tar.zst", "zstd")],
+)
+def test_a_compressed_tar_is_a_tar_whose_length_is_not_known(name: str, codec: str) -> None:
+    infos = [ObjectInfo(f"oss://b/{name}", 5, "e")]
+
+    (spec,) = tar_shards(infos)
+
+    assert guess_kind(infos) == "tar"
+    assert (spec.codec, spec.is_sized) == (codec, not codec)
+    # Known or not, it is the same shard; decompressed it is not the object itself.
+    assert spec.sized(9).digest == spec.digest
+    assert (tar_shards(infos, decompress=False)[0].digest == spec.digest) == (not codec)
+
+
+def test_compressed_tars_are_refused_where_decompressing_is_off() -> None:
+    with pytest.raises(UsageError, match=r"store\.decompress"):
+        guess_kind([ObjectInfo("oss://b/a.tar.gz", 5, "e")], decompress=False)
