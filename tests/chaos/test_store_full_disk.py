@@ -62,13 +62,14 @@ def open_store(
 ) -> ShardStore:
     config = StoreConfig(path=str(place / "cache"), capacity_bytes=GIB, free_floor_ratio=floor)
     uses = NextUses()
-    if keep_all:
-        specs = (shards.make_spec(number) for number in range(1000))
-        uses.claim(1, uses.numbers(spec.digest for spec in specs))
-    return ShardStore.open(
+    store = ShardStore.open(
         config, extent_bytes=shards.EXTENT_BYTES, metrics=metrics, clock=clock,
         policy=PlanPolicy(uses, Shares(PolicyConfig(), GIB)),
     )  # fmt: skip
+    if keep_all:
+        specs = (shards.make_spec(number) for number in range(1000))
+        uses.claim(1, uses.numbers(spec.digest for spec in specs))
+    return store
 
 
 async def fill_until_refused(store: ShardStore) -> list[int]:
