@@ -27,14 +27,17 @@ QUARANTINED_RATIO_MIN = 0.3
 
 
 def flip(cache, draw: random.Random) -> bool:
-    """One bit of one random byte of one random file. False: the file went away meanwhile."""
+    """One bit of one random byte of one random file. False: it is just being made or removed."""
     name = draw.choice(sorted(shard_files(cache)))
     try:
         descriptor = os.open(cache / "shards" / name[:2] / name, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
-        at = draw.randrange(os.fstat(descriptor).st_size)
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            return False
+        at = draw.randrange(size)
         (byte,) = os.pread(descriptor, 1, at)
         os.pwrite(descriptor, bytes([byte ^ 1 << draw.randrange(8)]), at)
         os.fsync(descriptor)
