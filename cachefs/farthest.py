@@ -33,6 +33,8 @@ STAYS_S = -1.0
 _NOT_HERE_S = -2.0
 
 Mask = npt.NDArray[np.bool_]
+# `ndarray.max` without its Python wrapper.
+_most = np.maximum.reduce
 
 
 class Farthest:
@@ -108,7 +110,7 @@ class Farthest:
         self._horizon_s[number] = STAYS_S
         begin = number - number % CHUNK_COUNT
         rest_s = self._horizon_s[begin : begin + CHUNK_COUNT]
-        self._chunk_s[number // CHUNK_COUNT] = rest_s.max()
+        self._chunk_s[number // CHUNK_COUNT] = _most(rest_s)
         return horizon_s
 
     def unhide(self, number: int, horizon_s: float) -> None:
@@ -157,7 +159,7 @@ class Farthest:
         new_s[stays] = STAYS_S
         new_s[~here] = _NOT_HERE_S
         old_s[:] = new_s
-        self._chunk_s[chunk] = new_s.max()
+        self._chunk_s[chunk] = _most(new_s)
 
     def sweep(self, now_s: float) -> None:
         """Called once a decision: predict the next chunk anew, if it is time."""
@@ -190,8 +192,8 @@ class Farthest:
             if horizon_s >= noted_s:
                 return best
             # Used sooner than was thought: another may be farther off.
-            self._chunk_s[chunk] = self._horizon_s[begin : begin + CHUNK_COUNT].max()
-            if horizon_s >= self._chunk_s.max():
+            self._chunk_s[chunk] = _most(self._horizon_s[begin : begin + CHUNK_COUNT])
+            if horizon_s >= _most(self._chunk_s):
                 return best
         return best
 

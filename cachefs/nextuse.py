@@ -38,6 +38,8 @@ LATE_POSITIONS = 256
 # Positions are moved down before they reach this, where that can be.
 _REBASE_AT = 1 << 23
 _FIRST_CAPACITY = 1024
+# `ndarray.min` without its Python wrapper, which costs as much as the work does here.
+_least = np.minimum.reduce
 _LEAVERS_AT_ONCE = 1024
 
 
@@ -85,8 +87,8 @@ class NextUses:
         self._free_rows = [0]
         self._rows_used = 0
         self._sessions: dict[int, _Session] = {}
-        self._cursors = np.zeros((1, 1), np.float32)
-        self._per_position_s = np.ones((1, 1), np.float32)
+        self._cursor = np.zeros(1, np.float32)
+        self._per_position_s = np.ones(1, np.float32)
         self._bare_sessions = 0
         self._planning: set[int] = set()
 
@@ -265,12 +267,15 @@ class NextUses:
             return
         state.cursor += 1
         state.end = max(state.end, state.cursor)
-        self._moved(job)
+        if len(job.sessions) == 1 and state.end > state.cursor:
+            self._cursor[job.row] = job.cursor = state.cursor
+        else:
+            self._moved(job)
         self._promote(job.row, number)
 
     def _promote(self, row: int, number: int) -> None:
         self._first[row, number] = self._second[row, number]
-        further = self._further.get((row, number))
+        further = self._further.get((row, number)) if self._further else None
         if further is None:
             self._second[row, number] = NEVER
             return
@@ -322,12 +327,15 @@ class NextUses:
         del self._jobs[name]
 
     def _session(self, session: int) -> _Session:
-        return self._sessions.setdefault(session, _Session())
+        state = self._sessions.get(session)
+        if state is None:
+            state = self._sessions[session] = _Session()
+        return state
 
     def _moved(self, job: _Job) -> None:
         sessions = job.sessions.values()
         job.cursor = sum(state.cursor for state in sessions) / len(sessions)
-        self._cursors[job.row] = job.cursor
+        self._cursor[job.row] = job.cursor
         if any(state.end > state.cursor for state in sessions):
             self._planning.add(job.row)
         else:
@@ -341,11 +349,11 @@ class NextUses:
             more = ((0, rows), (0, 0))
             self._first = np.pad(self._first, more, constant_values=NEVER)
             self._second = np.pad(self._second, more, constant_values=NEVER)
-            self._cursors = np.pad(self._cursors, more)
-            self._per_position_s = np.pad(self._per_position_s, more, constant_values=1.0)
+            self._cursor = np.pad(self._cursor, (0, rows))
+            self._per_position_s = np.pad(self._per_position_s, (0, rows), constant_values=1.0)
             self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
         row = self._free_rows.pop()
-        self._cursors[row] = 0.0
+        self._cursor[row] = 0.0
         self._per_position_s[row] = 1.0
         self._rows_used = max(self._rows_used, row + 1)
         return row
@@ -407,21 +415,22 @@ class NextUses:
         rows = self._rows_used
         if not rows:
             return np.inf
-        cursors, scales = self._cursors[:rows, 0], self._per_position_s[:rows, 0]
-        waits = (self._first[:rows, number] - cursors) * scales
+        waits = self._first[:rows, number] - self._cursor[:rows]
+        waits *= self._per_position_s[:rows]
         if skip_one:
             nearest = waits.argmin()
-            waits[nearest] = (self._second[nearest, number] - cursors[nearest]) * scales[nearest]
-        return float(waits.min())
+            ahead = self._second[nearest, number] - self._cursor[nearest]
+            waits[nearest] = ahead * self._per_position_s[nearest]
+        return float(_least(waits))
 
     def waits_between(self, begin: int, end: int) -> Positions:
         """`wait_s` of the numbers ``[begin, end)``. Positions that were skipped are given up."""
-        rows = slice(0, self._rows_used)
-        if not self._rows_used:
+        rows = self._rows_used
+        if not rows:
             return np.full(end - begin, NEVER)
-        ahead = self._first[rows, begin:end] - self._cursors[rows]
-        least: Positions = (ahead * self._per_position_s[rows]).min(axis=0)
-        if least.min() < 0 and ahead.min() < -LATE_POSITIONS:
+        ahead = self._first[:rows, begin:end] - self._cursor[:rows, None]
+        least: Positions = _least(ahead * self._per_position_s[:rows, None], axis=0)
+        if _least(least) < 0 and _least(ahead, axis=None) < -LATE_POSITIONS:
             for row, column in zip(*np.nonzero(ahead < -LATE_POSITIONS), strict=True):
                 self._promote(int(row), begin + int(column))
         return least

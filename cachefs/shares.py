@@ -97,6 +97,8 @@ class Shares:
         """The group that a shard counts for."""
         if standing.adhoc:
             return _ADHOC
+        if not self._prefixes:
+            return _NO_GROUP
         for i, prefix in enumerate(self._prefixes):
             if standing.url.startswith(prefix):
                 return _FIRST_PREFIX + i
@@ -198,7 +200,7 @@ class Shares:
     @property
     def has_staying(self) -> bool:
         """Some resident shard may be one that `stays`."""
-        return self._group_bytes.total() > self._group_bytes[_NO_GROUP]
+        return any(held for group, held in self._group_bytes.items() if group != _NO_GROUP)
 
     def staying_between(self, begin: int, end: int) -> Mask:
         """`stays` of the numbers ``[begin, end)``."""

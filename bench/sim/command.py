@@ -136,6 +136,8 @@ def cost_command(arguments: argparse.Namespace) -> int:
 
     if arguments.shards < 1000 or not 1 <= arguments.jobs <= 64 or arguments.reads < 100:
         raise UsageError("--shards must be at least 1000, --jobs 1 to 64, --reads at least 100")
+    if arguments.reads > arguments.shards * arguments.jobs // 2:
+        raise UsageError(f"--reads {arguments.reads} is more than half an epoch of these jobs")
     if arguments.json is not None:
         require_writable(arguments.json)
     with Terminal() as progress:
@@ -147,7 +149,8 @@ def cost_command(arguments: argparse.Namespace) -> int:
         f"{result['shards']} shards, {result['jobs']} jobs: {result['decision_us_mean']:.1f} us a "
         f"decision (p50 {result['decision_us_p50']:.1f}, p99 {result['decision_us_p99']:.1f}, max "
         f"{result['decision_us_max']:.0f}; {result['decisions']} decisions, CPU time), "
-        f"{result['read_us_mean']:.1f} us a read, {result['bytes_a_shard']:.0f} bytes a shard"
+        f"{result['read_us_mean']:.1f} us in all for a read, {result['bytes_a_shard']:.0f} bytes a "
+        "shard"
     )
     missed = [target for target in result["targets"] if not target["met"]]
     for target in missed:

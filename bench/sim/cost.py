@@ -3,9 +3,10 @@
 A node with `shards` resident shards, which are four fifths of the dataset, and `jobs` jobs of
 different speeds that each forecast two epochs in orders of their own. Each reads at its speed,
 which the policy knows with an error of up to `RATE_ERROR_RATIO`, measured anew now and then; what
-is missing asks to enter the full cache. Timed is all that the policy does for a read (`used`,
-`use`, `decide` and what follows); memory is what its tables allocate for each shard that it knows,
-digests left out, since the store keeps those anyway.
+is missing asks to enter the full cache. Timed are each decision alone (`decide`), and all that the
+policy does for a read, on the average of all reads (`used`, `use`, `decide` and what follows from
+it); memory is what its tables allocate for each shard that it knows, digests left out, since the
+store keeps those anyway.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ RESIDENT_RATIO = 0.8
 SPEED_RANGE = (0.5, 2.0)
 RATE_ERROR_RATIO = 0.2
 RATE_EVERY_READS = 64
+# Before the clock starts: tables that were just made are not in any cache of the machine.
+WARM_UP_READS = 10_000
 DECISION_US_MAX = 50.0
 BYTES_A_SHARD_MAX = 300.0
 
@@ -68,17 +71,19 @@ class _Node:
             self.uses.set_rate(job, float(self.speeds[job] * (1 + error)))
         return now_s, job, int(self.orders[job][count])
 
-    def read(self, now_s: float, job: int, shard: int) -> bool:
-        """One read, as the daemon tells the policy of it; True if a decision was asked for."""
+    def read(self, now_s: float, job: int, shard: int) -> float | None:
+        """One read, as the daemon tells the policy; the time of its decision, if there was one."""
         digest = self.digests[shard]
         number = self.uses.find(digest)
         assert number is not None
         self.uses.used(job, number)
         if self.resident[shard]:
             self.policy.use(digest, now_s)
-            return False
+            return None
         want = Want(digest, SIZE_BYTES)
+        begin_ns = time.thread_time_ns()
         decision = self.policy.decide(want, 0, now_s=now_s)
+        spent_us = (time.thread_time_ns() - begin_ns) / 1000
         if isinstance(decision, Admit):
             for victim in decision.victims:
                 self.policy.remove(victim)
@@ -86,7 +91,7 @@ class _Node:
             self.policy.abandon(want)
             self.policy.add(want, now_s)
             self.resident[shard] = True
-        return True
+        return spent_us
 
 
 def measure(shards: int, jobs: int, reads: int, seed: int, progress: Progress) -> dict[str, Any]:
@@ -96,14 +101,16 @@ def measure(shards: int, jobs: int, reads: int, seed: int, progress: Progress) -
     progress.stage("deciding", reads)
     all_us: list[float] = []
     decided_us: list[float] = []
+    for _ in range(min(WARM_UP_READS, shards * jobs // 4)):
+        node.read(*node.turn())
     for i in range(reads):
         now_s, job, shard = node.turn()
         begin_ns = time.thread_time_ns()
-        decided = node.read(now_s, job, shard)
+        decision_us = node.read(now_s, job, shard)
         spent_us = (time.thread_time_ns() - begin_ns) / 1000
         all_us.append(spent_us)
-        if decided:
-            decided_us.append(spent_us)
+        if decision_us is not None:
+            decided_us.append(decision_us)
         if i % 1000 == 0:
             progress.update(i)
     mean_us = float(np.mean(decided_us))
@@ -123,6 +130,8 @@ def measure(shards: int, jobs: int, reads: int, seed: int, progress: Progress) -
         "targets": [
             {"what": "microseconds a decision", "value": mean_us, "limit": DECISION_US_MAX,
              "met": mean_us <= DECISION_US_MAX},
+            {"what": "microseconds a read", "value": float(np.mean(all_us)),
+             "limit": DECISION_US_MAX, "met": float(np.mean(all_us)) <= DECISION_US_MAX},
             {"what": "bytes a shard", "value": node.bytes_a_shard, "limit": BYTES_A_SHARD_MAX,
              "met": node.bytes_a_shard <= BYTES_A_SHARD_MAX},
         ],

@@ -115,6 +115,6 @@ def test_the_cost_of_decisions_is_measured(tmp_path: Path, capsys) -> None:
     assert 0 < result["decisions"] <= 400
     assert result["decision_us_mean"] > 0
     assert {target["what"] for target in result["targets"]} == {
-        "microseconds a decision", "bytes a shard",
+        "microseconds a decision", "microseconds a read", "bytes a shard",
     }  # fmt: skip
     assert "us a decision" in capsys.readouterr().out
