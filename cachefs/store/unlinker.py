@@ -13,13 +13,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpufeed.cachefs.errors import StorageError
+from gpufeed.cachefs.errors import DiskLateError, StorageError
 from gpufeed.cachefs.store.directory import CacheDirectory
 from gpufeed.cachefs.store.index import Index
 from gpufeed.cachefs.store.threads import DiskThreads
+from gpufeed.cachefs.tasks import finished
 
 # Files unlinked in one go, so that waiting reservations are granted piece by piece.
-BATCH_COUNT = 64
+BATCH_COUNT = 16
+# A batch takes milliseconds. Whoever waits for its room goes past the store after this.
+REMOVAL_LATE_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -112,13 +115,23 @@ class Unlinker:
         try:
             while self._queue:
                 batch, self._queue = self._queue[:BATCH_COUNT], self._queue[BATCH_COUNT:]
-                failures = await self._threads.run(self._remove_batch, batch)
+                failures = await self._removed(batch)
                 for removal in batch:
                     self._settle(removal, failures.get(id(removal)))
                 if failures:
                     self._on_failed(next(iter(failures.values())))
         finally:
             self._task = None
+
+    async def _removed(self, batch: list[Removal]) -> dict[int, StorageError]:
+        """`_remove_batch`, to its end; that it is late is told at once."""
+        try:
+            return await self._threads.run_in_time(REMOVAL_LATE_S, self._remove_batch, batch)
+        except DiskLateError as late:
+            if late.over.cancelled():  # it never began
+                return {id(removal): late for removal in batch}
+            self._on_failed(late)
+            return await finished(late.over)
 
     def _remove_batch(self, batch: list[Removal]) -> dict[int, StorageError]:
         """In a disk thread; returns the failures by identity of their removal."""

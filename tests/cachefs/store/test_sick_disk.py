@@ -12,7 +12,7 @@ import pytest
 from store_rig import Rig
 
 from gpufeed.cachefs.errors import DiskLateError, IntegrityError, StorageError
-from gpufeed.cachefs.store import reader, writer
+from gpufeed.cachefs.store import reader, unlinker, writer
 from gpufeed.cachefs.store.files import DiskFiles, Space
 from gpufeed.cachefs.store.health import BACKOFF_S, STRIKES_MAX
 from gpufeed.cachefs.testing.faulty_files import FaultyFiles
@@ -48,6 +48,10 @@ class Hanging(DiskFiles):
     def publish(self, source, target):
         self._pass("publish")
         super().publish(source, target)
+
+    def remove(self, path):
+        self._pass("remove")
+        super().remove(path)
 
 
 async def measured(rig: Rig) -> None:
@@ -121,6 +125,38 @@ async def test_a_commit_that_hangs_degrades_the_disk_and_is_whole_when_it_ends(
     files.gate.set()
     while not task.done():
         await asyncio.wait([task])
+    await rig.close()
+
+
+async def test_a_removal_that_hangs_costs_the_newcomer_its_room_and_counts_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unlinker, "REMOVAL_LATE_S", 0.0)
+    files = Hanging("remove")
+    rig = Rig(tmp_path, capacity_bytes=KIB * 256, files=files)
+    old, new = make_spec(1), make_spec(2)
+    await rig.fill(old)
+    files.gate.clear()
+    reservation = rig.store.reserve(new)
+    assert reservation is not None
+    assert not rig.holds(old)
+
+    with pytest.raises(StorageError, match="cache disk"):
+        await asyncio.wait_for(
+            rig.store.write_extent(reservation, 0, slot(), EXTENT_BYTES), timeout=20
+        )
+
+    assert rig.metrics.get("store_degraded") == 1
+    await rig.store.abort(reservation)
+    assert rig.store._budget.unlinking_bytes == sum(f.stat().st_size for f in rig.files()) > 0
+    files.gate.set()
+    await rig.store._disk.unlinker.drain()
+    assert rig.store._budget.unlinking_bytes == 0
+    assert rig.files() == []
+    monkeypatch.setattr(unlinker, "REMOVAL_LATE_S", 30.0)
+    rig.clock.advance(BACKOFF_S)
+    assert await rig.fill(new) is not None
+    assert rig.metrics.get("store_degraded") == 0
     await rig.close()
 
 
