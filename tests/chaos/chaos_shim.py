@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 CONTROL_BYTES = 4096
-CALLS = {"write": 0, "read": 1, "sync": 2, "open": 3, "name": 4}
+CALLS = {"write": 0, "read": 1, "sync": 2, "open": 3, "rename": 4, "unlink": 5}
 FAULTS = {"none": 0, "EIO": 1, "ENOSPC": 2, "EROFS": 3, "hang": 4}
 SOURCE = Path(__file__).with_name("diskshim.c")
 

@@ -3,7 +3,7 @@
  * DISKSHIM_ROOT names a directory; calls on files below it are the disk's. DISKSHIM_CONTROL names a
  * file of CONTROL_BYTES bytes, mapped shared, that the test writes while the process runs:
  *
- *   byte 0..4   what happens to writes, reads, syncs, opens, and renames or unlinks:
+ *   byte 0..5   what happens to writes, reads, syncs, opens, renames and unlinks:
  *               0 nothing, 1 EIO, 2 ENOSPC, 3 EROFS, 4 hangs until the byte changes
  *   byte 8..15  how many calls were hit or held so far (native uint64, atomic)
  *
@@ -28,7 +28,7 @@
 #include <unistd.h>
 
 enum { CONTROL_BYTES = 4096 };
-enum call { WRITE, READ, SYNC, OPEN, NAME };
+enum call { WRITE, READ, SYNC, OPEN, NAME, UNLINK };
 enum fault { NONE, IO_ERROR, NO_SPACE, READ_ONLY, HANG };
 
 static volatile uint8_t *control;
@@ -163,6 +163,6 @@ int rename(const char *from, const char *to)
 int unlink(const char *path)
 {
     REAL(unlink);
-    GUARD(NAME, is_below(path));
+    GUARD(UNLINK, is_below(path));
     return real(path);
 }

@@ -14,7 +14,7 @@ import pytest
 from chaos_data import put_shards, read_checked
 from chaos_disk import shard_files
 from chaos_node import comes_back
-from chaos_readers import Pulse
+from chaos_readers import Pulse, Readers
 
 from gpufeed.cachefs.client import Session
 from gpufeed.cachefs.units import MIB
@@ -22,6 +22,8 @@ from gpufeed.cachefs.units import MIB
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 CAPACITY_BYTES = 96 * MIB
+TIGHT_CAPACITY_BYTES = 8 * MIB
+LOOKS = 20
 HOT_SHARDS = 8
 SHARDS = 16
 # One second is the aim; see the top of the file.
@@ -31,15 +33,15 @@ FAULTS = [
     ("EIO", ("write",)),
     ("EIO", ("sync",)),
     ("EIO", ("read",)),
-    ("EIO", ("write", "read", "sync", "open", "name")),
+    ("EIO", ("write", "read", "sync", "open", "rename", "unlink")),
     ("ENOSPC", ("write", "open")),
-    ("EROFS", ("write", "open", "name")),
+    ("EROFS", ("write", "open", "rename")),
     ("hang", ("write",)),
     ("hang", ("sync",)),
     ("hang", ("read",)),
     ("hang", ("open",)),
-    ("hang", ("name",)),
-    ("hang", ("write", "read", "sync", "open", "name")),
+    ("hang", ("rename",)),
+    ("hang", ("write", "read", "sync", "open", "rename", "unlink")),
 ]
 
 
@@ -71,3 +73,27 @@ def test_a_broken_disk_is_stepped_around(chaos, shim, fault: str, calls: tuple[s
     daemon.end(signal.SIGTERM)
     assert daemon.process.returncode == 0
     assert not [name for name in shard_files(chaos.cache) if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("fault", ["EIO", "hang"])
+def test_evicted_files_that_the_disk_keeps_count_until_they_are_gone(chaos, shim, fault) -> None:
+    truth = put_shards(chaos.bucket, SHARDS, seed=8)
+    daemon = chaos.begin(GPUFEED_STORE_CAPACITY_BYTES=str(TIGHT_CAPACITY_BYTES), **shim.environment)
+    readers = Readers(chaos.socket, truth, count=2, seed=9)
+    daemon.log.wait_for(" evicted ")
+    peak_bytes = 0
+    with shim.broken(fault, "unlink"):
+        for _ in range(LOOKS):
+            readers.wait_extents(20)
+            peak_bytes = max(peak_bytes, sum(shard_files(chaos.cache).values()))
+        assert shim.hits, "no call met the fault: the test proves nothing"
+    readers.stop()
+    print(f"\n{fault} unlink: {shim.hits} calls hit, at most {peak_bytes} bytes of shards")
+    assert peak_bytes <= TIGHT_CAPACITY_BYTES
+    daemon.settled(sessions=0, fills_in_flight=0, arena_leased_slots=0, store_reserved_bytes=0)
+    resident = daemon.status()["store_resident_shards"]
+    daemon.end(signal.SIGTERM)
+    assert daemon.process.returncode == 0
+    files = shard_files(chaos.cache)
+    assert len(files) == resident, "what could not be removed was forgotten"
+    assert not [name for name in files if name.endswith(".tmp")]
