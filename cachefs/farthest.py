@@ -81,12 +81,13 @@ class Farthest:
         """What is known of the shard has changed; it was not used."""
         self._note(number, self.predict_s(number, now_s))
 
-    def restore(self, numbers: npt.NDArray[np.int32], now_s: float) -> None:
-        """These shards are here since before the start, the oldest use first."""
+    def restore(self, last_uses: npt.NDArray[np.int64], now_s: float) -> None:
+        """The shards numbered from 0 on are here since before the start; by order of last use."""
+        count = len(last_uses)
         # Their order is known, their ages are not: all younger than `RESTORED_AGE_S`.
-        ages_s = np.linspace(RESTORED_AGE_S, 0.0, len(numbers), endpoint=False)
-        self._last_use_s[numbers] = now_s - ages_s
-        self._horizon_s[numbers] = UNWANTED_S - self._last_use_s[numbers]
+        oldest_first = np.argsort(last_uses, kind="stable")
+        self._last_use_s[oldest_first] = now_s - np.linspace(RESTORED_AGE_S, 0.0, count, False)
+        self._horizon_s[:count] = UNWANTED_S - self._last_use_s[:count]
         self._chunk_s = self._horizon_s.reshape(-1, CHUNK_COUNT).max(axis=1)
 
     def leave(self, number: int) -> None:

@@ -64,6 +64,21 @@ class Bypass:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a start found.
+
+    Attributes:
+        numbers: the shards' digests, numbered from 0 on; stays the caller's.
+        sizes_bytes: of the shards' files, by number.
+        last_uses: serial numbers, by number: a larger one was used later.
+    """
+
+    numbers: dict[str, int]
+    sizes_bytes: NDArray[np.int64]
+    last_uses: NDArray[np.int64]
+
+
 class Policy(Protocol):
     """What the store tells and asks. Digests name shards; sizes are bytes on disk.
 
@@ -78,8 +93,8 @@ class Policy(Protocol):
         """An admitted shard did not become resident."""
         ...
 
-    def restore(self, digests: list[str], sizes_bytes: NDArray[np.int64], now_s: float) -> None:
-        """What a start found: digests and sizes, the oldest use first. Called once, first."""
+    def restore(self, found: Restored, now_s: float) -> None:
+        """What a start found is resident. Called once, first."""
         ...
 
     def use(self, digest: str, now_s: float) -> None:
@@ -147,14 +162,14 @@ class PlanPolicy:
         self._shares.enter(number, want.standing, want.size_bytes)
         self._farthest.enter(number, now_s)
 
-    def restore(self, digests: list[str], sizes_bytes: NDArray[np.int64], now_s: float) -> None:
+    def restore(self, found: Restored, now_s: float) -> None:
         """See `Policy`. Whose they are is told when somebody claims them."""
         assert not self._count, "restored into a policy that holds something"
-        numbers = self._uses.restore(digests)
+        self._uses.restore(found.numbers)
         self._farthest.fit()
-        self._shares.restore(numbers, sizes_bytes)
-        self._farthest.restore(numbers, now_s)
-        self._count = len(digests)
+        self._shares.restore(found.sizes_bytes)
+        self._farthest.restore(found.last_uses, now_s)
+        self._count = len(found.numbers)
 
     def abandon(self, want: Want) -> None:
         """See `Policy`."""

@@ -128,11 +128,12 @@ class Shares:
         self._blocks[number] = size_bytes // BLOCK_BYTES
         self.charge(standing, size_bytes)
 
-    def restore(self, numbers: npt.NDArray[np.int32], sizes_bytes: npt.NDArray[np.int64]) -> None:
-        """These shards are resident, and nobody's for now."""
-        self._blocks[numbers] = sizes_bytes // BLOCK_BYTES
-        self._group[numbers] = self.group_of(NOBODY)
-        self._tenant[numbers] = self.tenant_of(NOBODY)
+    def restore(self, sizes_bytes: npt.NDArray[np.int64]) -> None:
+        """The shards numbered from 0 on are resident, and nobody's for now."""
+        count = len(sizes_bytes)
+        self._blocks[:count] = sizes_bytes // BLOCK_BYTES
+        self._group[:count] = self.group_of(NOBODY)
+        self._tenant[:count] = self.tenant_of(NOBODY)
         self.charge(NOBODY, int(sizes_bytes.sum()))
 
     def leave(self, number: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from gpufeed.bench.progress import Progress
 from gpufeed.cachefs.config import PolicyConfig
 from gpufeed.cachefs.nextuse import NextUses
-from gpufeed.cachefs.policy import Admit, PlanPolicy, Want
+from gpufeed.cachefs.policy import Admit, PlanPolicy, Restored, Want
 from gpufeed.cachefs.shares import Shares
 from gpufeed.cachefs.units import MIB
 
@@ -49,9 +49,7 @@ class _Node:
         tracemalloc.start()
         self.uses = NextUses()
         self.policy = PlanPolicy(self.uses, Shares(PolicyConfig(), resident * SIZE_BYTES))
-        sizes = np.full(resident, SIZE_BYTES, np.int64)
-        self.policy.restore(self.digests[:resident], sizes, now_s=0.0)
-        del sizes
+        self._restore(resident)
         numbers = self.uses.numbers(self.digests)
         for job in range(jobs):
             self.uses.claim(job, numbers)
@@ -61,6 +59,13 @@ class _Node:
         self.bytes_a_shard = tracemalloc.get_traced_memory()[0] / known
         tracemalloc.stop()
         self.turns = [(0.0, job, 0) for job in range(jobs)]
+
+    def _restore(self, resident: int) -> None:
+        found = Restored(
+            dict(zip(self.digests[:resident], range(resident), strict=True)),
+            np.full(resident, SIZE_BYTES, np.int64), np.arange(resident),
+        )  # fmt: skip
+        self.policy.restore(found, now_s=0.0)
 
     def turn(self) -> tuple[float, int, int]:
         """When who reads next, and what; the policy may learn the reader's rate first."""

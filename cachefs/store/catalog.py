@@ -48,8 +48,8 @@ class Catalog:
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
 
-    def load(self, digests: list[str], heads: Heads) -> None:
-        """Take over what a start found; into an empty catalog."""
+    def load(self, digests: list[str], heads: Heads) -> dict[str, int]:
+        """Take over what a start found, into an empty catalog. Returns their rows, to be copied."""
         assert not self._rows
         self._rows = dict(zip(digests, range(len(digests)), strict=True))
         for column, name in (
@@ -58,6 +58,7 @@ class Catalog:
         ):  # fmt: skip
             column.frombytes(heads[name].astype("<i8").tobytes())
         self._use = int(heads["last_use"].max(initial=ADOPTED_USE))
+        return self._rows
 
     def get(self, digest: str) -> StoredShard | None:
         """The shard, if it is here."""

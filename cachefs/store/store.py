@@ -35,7 +35,7 @@ from gpufeed.cachefs.errors import DiskLateError, GpufeedError, IntegrityError, 
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.nextuse import NextUses
-from gpufeed.cachefs.policy import Bypass, PlanPolicy, Policy, Want
+from gpufeed.cachefs.policy import Bypass, PlanPolicy, Policy, Restored, Want
 from gpufeed.cachefs.shares import NOBODY, Shares, Standing
 from gpufeed.cachefs.store.accounts import Accounts
 from gpufeed.cachefs.store.catalog import Catalog, StoredShard
@@ -138,11 +138,10 @@ class ShardStore:
                 disk.directory.remove(disk.directory.shard_path(digest))
             disk.index.delete(useless)
             self._metrics.add("evictions_total", len(useless))
-        kept = np.flatnonzero(keeps)
-        found = found.pick(kept[np.argsort(found.heads["last_use"][kept], kind="stable")])
-        self._shards.load(found.digests, found.heads)
-        sizes = found.heads["file_bytes"].astype(np.int64)
-        self._policy.restore(found.digests, sizes, self._clock.monotonic_s())
+            found = found.pick(np.flatnonzero(keeps))
+        rows = self._shards.load(found.digests, found.heads)
+        sizes, uses = (found.heads[name].astype(np.int64) for name in ("file_bytes", "last_use"))
+        self._policy.restore(Restored(rows, sizes, uses), self._clock.monotonic_s())
         disk.room.measured(disk.files.space(disk.directory.path))
         self._count()
 

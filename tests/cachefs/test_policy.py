@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpufeed.cachefs.config import PolicyConfig
 from gpufeed.cachefs.nextuse import NextUses
-from gpufeed.cachefs.policy import Admit, Bypass, PlanPolicy, Want
+from gpufeed.cachefs.policy import Admit, Bypass, PlanPolicy, Restored, Want
 from gpufeed.cachefs.shares import NOBODY, Shares, Standing
 from gpufeed.cachefs.units import BLOCK_BYTES
 
@@ -64,6 +64,11 @@ class Node:
         assert len(self.held) <= self.room
         assert self.shares.charged_bytes == len(self.held) * SIZE
         return True
+
+
+def found(digests: str, last_uses: list[int]) -> Restored:
+    numbers = {digest: number for number, digest in enumerate(digests)}
+    return Restored(numbers, np.full(len(digests), SIZE), np.array(last_uses))
 
 
 def holds(node: Node) -> str:
@@ -294,7 +299,7 @@ def test_a_shard_that_a_dataset_claims_leaves_the_ad_hoc_corner() -> None:
 
 def test_restored_shards_count_for_a_quota_once_somebody_claims_them() -> None:
     node = Node(4, quotas=(f"oss://b/={2 * SIZE}",))
-    node.policy.restore(list("abc"), np.full(3, SIZE), 0.0)
+    node.policy.restore(found("abc", [1, 2, 3]), 0.0)
     assert node.shares.group_bytes(Standing("oss://b/x")) == 0
     for digest in "abc":
         node.policy.adopt(digest, Standing("oss://b/x"), 1.0)
@@ -306,7 +311,7 @@ def test_restored_shards_count_for_a_quota_once_somebody_claims_them() -> None:
 
 def test_what_a_start_found_leaves_oldest_first() -> None:
     node = Node(3)
-    node.policy.restore(["a", "b", "c"], np.array([SIZE] * 3), 0.0)
+    node.policy.restore(found("bca", [2, 3, 1]), 0.0)
     node.held = dict.fromkeys("abc", Standing())
     assert len(node.policy) == 3
     node.policy.use("a", 1.0)
