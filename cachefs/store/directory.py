@@ -19,12 +19,13 @@ at a time.
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import json
 import os
 import re
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from gpufeed.cachefs.errors import OperatorError, StorageError
@@ -190,27 +191,40 @@ class CacheDirectory:
         """Where a shard lies while fill `number` writes it."""
         return f"{self.shard_path(digest)}.{number}{TEMPORARY_SUFFIX}"
 
-    def scan(self, known: Container[str]) -> Iterator[tuple[list[str], list[str]]]:
-        """What lies in the shards' folders, one at a time: names that are `known`, and digests
-        that are not. Removes interrupted fills; leaves foreign files alone.
+    def scan(self, known: Sequence[str]) -> Iterator[tuple[set[str], list[str]]]:
+        """Compare the shards' folders with what should be there; removes interrupted fills.
+
+        Foreign files are left alone.
+
+        Args:
+            known: digests, ascending.
+
+        Yields:
+            For each folder where something differs: known digests without a file, and digests that
+            are not known.
 
         Raises:
             StorageError: the disk refused.
-        """  # noqa: D205 one sentence
+        """
+        begin = 0
         for i in range(FOLDERS_COUNT):
             prefix = f"{i:02x}"
             folder = os.path.join(self.path, "shards", prefix)
+            end = bisect.bisect_left(known, f"{i + 1:02x}", begin) if i < 0xFF else len(known)
+            missing, begin = set(known[begin:end]), end
             with translated(f"list {folder}"):
                 names = os.listdir(folder)
-            found = [name for name in names if name in known]
+            if len(names) == len(missing) and missing.issuperset(names):
+                continue
             orphans = []
-            if len(found) < len(names):
-                for name in names:
-                    if name.endswith(TEMPORARY_SUFFIX):
-                        self.remove(os.path.join(folder, name))
-                    elif name not in known and name[:2] == prefix and _DIGEST.fullmatch(name):
-                        orphans.append(name)
-            yield found, orphans
+            for name in names:
+                if name in missing:
+                    missing.remove(name)
+                elif name.endswith(TEMPORARY_SUFFIX):
+                    self.remove(os.path.join(folder, name))
+                elif name[:2] == prefix and _DIGEST.fullmatch(name):
+                    orphans.append(name)
+            yield missing, orphans
 
 
 def writer() -> str:

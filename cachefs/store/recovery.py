@@ -50,10 +50,10 @@ def reconcile(directory: CacheDirectory, index: Index, files: Files) -> Found:
     found = Found(indexed.digests, indexed.heads)
     if index.is_clean and not indexed.damaged_count:
         return found
-    missing = set(indexed.digests)
+    missing: set[str] = set()
     orphans: list[str] = []
-    for here, unknown in directory.scan(missing):
-        missing.difference_update(here)
+    for gone, unknown in directory.scan(indexed.digests):
+        missing |= gone
         orphans.extend(unknown)
     if missing:
         _LOG.warning("%d shards in the index have no file", len(missing))
