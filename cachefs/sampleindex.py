@@ -22,7 +22,7 @@ Pure: no I/O. `SampleIndexBuilder` is not thread-safe; a finished `SampleIndex` 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -189,14 +189,21 @@ class SampleIndexBuilder:
 
     def add(self, key: str, members: Sequence[Member]) -> None:
         """Append one sample."""
+        exts, offsets, sizes = zip(*members, strict=True) if members else ((), (), ())
+        self.add_columns(key, exts, offsets, sizes)
+
+    def add_columns(
+        self, key: str, exts: Iterable[str], offsets: Sequence[int], sizes: Sequence[int]
+    ) -> None:
+        """Append one sample: its members' names, offsets and sizes, in the order of the shard."""
         self._keys += key.encode(errors=_NAME_ERRORS)
         self._key_end.append(len(self._keys))
         self._first.append(len(self._offset))
-        for member in members:
-            self._exts += member.ext.encode(errors=_NAME_ERRORS)
+        self._offset += offsets
+        self._size += sizes
+        for ext in exts:
+            self._exts += ext.encode(errors=_NAME_ERRORS)
             self._ext_end.append(len(self._exts))
-            self._offset.append(member.offset_bytes)
-            self._size.append(member.size_bytes)
 
     def extend(self, index: SampleIndex) -> None:
         """Append all samples of `index`, whole columns at a time."""

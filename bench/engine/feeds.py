@@ -43,6 +43,7 @@ from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.model import Source as ShardPart
 from gpufeed.cachefs.origin.engine import OriginEngine
+from gpufeed.cachefs.sources import Indexer
 from gpufeed.cachefs.tarscan import TarIndexer
 from gpufeed.cachefs.units import BLOCK_BYTES, GIB, MIB, round_up
 from gpufeed.daemon.config import DaemonConfig, Settings
@@ -147,10 +148,16 @@ def _ignore(_: int) -> None:
 
 
 class FillClient:
-    """See the top of the file. Satisfies `Client`; a lap is everything."""
+    """See the top of the file. Satisfies `Client`; a lap is everything.
 
-    def __init__(self, setting: Setting) -> None:
+    Args:
+        setting: of the run.
+        finds_samples: the shards are tars whose samples are looked up as they stream by.
+    """
+
+    def __init__(self, setting: Setting, *, finds_samples: bool = False) -> None:
         self.setting = setting
+        self._finds_samples = finds_samples
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._parts = AsyncExitStack()
         self._lateness = TimerLateness()
@@ -170,9 +177,17 @@ class FillClient:
         for slot in range(arena.slot_count):
             touch(arena.slot(slot))
         self._shards = {
-            item.key: _shard(await self._cache.tools.engine.head(url_of(item)))
+            item.key: self._shard(await self._cache.tools.engine.head(url_of(item)))
             for item in self.setting.source.objects
         }
+
+    def _shard(self, info: ObjectInfo) -> ShardSource:
+        spec = ShardSpec(name=info.url, size_bytes=info.size_bytes, sources=(ShardPart(info, 0),))
+
+        def indexer(spec: ShardSpec) -> Indexer | None:
+            return TarIndexer(spec.name) if self._finds_samples else None
+
+        return ShardSource(spec=spec, make_indexer=indexer)
 
     def laps(self) -> Iterator[Sequence[StoredObject]]:
         """See `Client`."""
@@ -245,11 +260,6 @@ def daemon_settings(setting: Setting) -> Settings:
         arena=ArenaConfig(size_bytes=ARENA_BYTES, extent_bytes=EXTENT_BYTES),
         daemon=DaemonConfig(socket_path=setting.socket_path, http_port=-1),
     )
-
-
-def _shard(info: ObjectInfo) -> ShardSource:
-    spec = ShardSpec(name=info.url, size_bytes=info.size_bytes, sources=(ShardPart(info, 0),))
-    return ShardSource(spec=spec, make_indexer=lambda spec: TarIndexer(spec.name))
 
 
 def capacity_needed(source: Source) -> int:

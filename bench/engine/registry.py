@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import subprocess
 from collections.abc import Callable
@@ -83,12 +84,19 @@ def _fill() -> Make:
     return FillClient
 
 
+def _tar_fill() -> Make:
+    from gpufeed.bench.engine.feeds import FillClient  # noqa: PLC0415 see `Kind.load`
+
+    return functools.partial(FillClient, finds_samples=True)
+
+
 KINDS: dict[str, Kind] = {
     "raw": Kind(summary="blocking recv_into, a thread a connection: the limit", load=_raw),
     "gpufeed": Kind(summary="gpufeed's origin engine, into arena slots", load=_engine),
     "gpufeed-fill": Kind(
-        summary="gpufeed, cold fill: receive, index, CRC-64, O_DIRECT write, commit", load=_fill
+        summary="gpufeed, cold fill: receive, CRC-64, O_DIRECT write, commit", load=_fill
     ),
+    "gpufeed-fill-tar": Kind(summary="the same, finding the tars' samples", load=_tar_fill),
     "aiohttp": Kind(summary="aiohttp, chunks of 1 MiB", load=_library("AiohttpClient")),
     "obstore": Kind(
         summary="obstore's S3 client", load=_library("ObstoreClient"), module="obstore"

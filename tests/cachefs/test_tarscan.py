@@ -14,9 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpufeed.cachefs import tarscan
 from gpufeed.cachefs.errors import CorruptSampleError
 from gpufeed.cachefs.sampleindex import SampleIndexBuilder
-from gpufeed.cachefs.tarscan import EXTENDED_HEADER_BYTES_MAX, TarIndexer, TarScanner
+from gpufeed.cachefs.tarscan import (
+    EXTENDED_HEADER_BYTES_MAX,
+    SampleGrouper,
+    TarIndexer,
+    TarScanner,
+)
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 ARCHIVE_END_BYTES = 1024
@@ -338,3 +344,15 @@ class TestSamples:
         builder = SampleIndexBuilder()
         builder.add("\udcff", [])
         assert builder.build()[0].key == "\udcff"
+
+
+@given(st.text(alphabet="a./_b\n", max_size=12))
+def test_the_quick_way_to_split_a_name_is_the_pattern(name: str) -> None:
+    builder = SampleIndexBuilder()
+    grouper = SampleGrouper("shard", builder)
+    grouper.add(name, 0, 1)
+    grouper.flush()
+    match = tarscan._KEY_AND_FIELD.match(name)
+    meta = name.startswith("__") and tarscan._SHARD_META.match(name)
+    found = [(ref.key, ref.members[0].ext) for ref in builder.build()]
+    assert found == ([] if match is None or meta else [match.groups()])
