@@ -137,6 +137,7 @@ class StoreConfig:
         writes_in_flight_max: writes of extents under way at once; 0 = as many as threads.
         decompress: ``.tar.gz`` and ``.tar.zst`` are kept and served as plain tars.
         expansion_ratio_max: a compressed object that expands further is refused.
+        probe_after_s: how long a disk that failed is left alone before it is tried again.
     """
 
     path: str = ""
@@ -147,6 +148,7 @@ class StoreConfig:
     writes_in_flight_max: int = 0
     decompress: bool = True
     expansion_ratio_max: float = EXPANSION_RATIO_MAX
+    probe_after_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -165,6 +167,7 @@ class StoreConfig:
             0 <= self.writes_in_flight_max <= 64,
             "store.writes_in_flight_max must be 0 to 64; 0 is as many as threads",
         )
+        _require(0 < self.probe_after_s <= 86400, "store.probe_after_s must be above 0, to 86400")
         _require(self.expansion_ratio_max >= 1, "store.expansion_ratio_max must be at least 1")
 
 

@@ -6,7 +6,7 @@ state    event                            next
 healthy  failed                           degraded
 healthy  struck, `STRIKES_MAX` in a row   degraded
 healthy  struck, fewer                    healthy
-degraded reserved, `BACKOFF_S` or later   probing
+degraded reserved, the back-off later     probing
 probing  succeeded                        healthy
 probing  failed, struck                   degraded
 probing  the probe ended without verdict  degraded, may be probed at once
@@ -30,9 +30,14 @@ State = Literal["healthy", "degraded", "probing"]
 
 
 class DiskHealth:
-    """The state of one disk's one side. Times are monotonic seconds, given by the caller."""
+    """The state of one disk's one side. Times are monotonic seconds, given by the caller.
 
-    def __init__(self) -> None:
+    Args:
+        backoff_s: how long a disk that failed is left alone before it is probed.
+    """
+
+    def __init__(self, backoff_s: float = BACKOFF_S) -> None:
+        self._backoff_s = backoff_s
         self.state: State = "healthy"
         self._retry_at_s = 0.0
         self._strikes_count = 0
@@ -52,7 +57,7 @@ class DiskHealth:
     def failed(self, now_s: float) -> None:
         """The disk refused, or hangs."""
         self.state = "degraded"
-        self._retry_at_s = now_s + BACKOFF_S
+        self._retry_at_s = now_s + self._backoff_s
         self._strikes_count = 0
 
     def struck(self, now_s: float) -> None:

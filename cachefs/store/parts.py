@@ -48,7 +48,7 @@ class DiskParts:
             config.writes_in_flight_max or config.io_threads,
             clock,
         )
-        self.read_health = DiskHealth()
+        self.read_health = DiskHealth(config.probe_after_s)
         self.directory = CacheDirectory(config.path, files)
         self.directory.open()
         try:

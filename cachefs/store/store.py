@@ -69,7 +69,7 @@ class ShardStore:
         self._accounts = Accounts(self.capacity_bytes, metrics)
         self._budget = self._accounts.budget
         self._policy = policy
-        self._health = DiskHealth()
+        self._health = DiskHealth(config.probe_after_s)
         self._shards = Catalog()
         self._leases: collections.Counter[str] = collections.Counter()
         self._numbers = itertools.count(1)
