@@ -69,8 +69,8 @@ class Farthest:
     # --- what is here -------------------------------------------------------------------------
 
     def is_here(self, number: int) -> bool:
-        """Whether the shard has entered."""
-        return bool(self._horizon_s[number] != _NOT_HERE_S)
+        """Whether the shard has entered. Numbers may be newer than the last `fit`."""
+        return number < len(self._horizon_s) and bool(self._horizon_s[number] != _NOT_HERE_S)
 
     def enter(self, number: int, now_s: float) -> None:
         """The shard is here, or was used now."""

@@ -309,6 +309,16 @@ def test_restored_shards_count_for_a_quota_once_somebody_claims_them() -> None:
     assert node.shares.group_bytes(Standing("oss://b/x")) == 2 * SIZE
 
 
+def test_of_a_large_dataset_claimed_anew_what_is_not_here_is_nobodys_to_adopt() -> None:
+    node = Node(4, quotas=(f"oss://b/={2 * SIZE}",))
+    node.policy.restore(found("a", [1]), 0.0)
+    digests = ["a", *(f"{i:04}" for i in range(5000))]
+    node.uses.claim(1, node.uses.numbers(digests))
+    for digest in digests:
+        node.policy.adopt(digest, Standing("oss://b/x"), 1.0)
+    assert node.shares.group_bytes(Standing("oss://b/x")) == SIZE
+
+
 def test_what_a_start_found_leaves_oldest_first() -> None:
     node = Node(3)
     node.policy.restore(found("bca", [2, 3, 1]), 0.0)
