@@ -8,7 +8,8 @@ each shard of a fresh permutation comes again within two epochs.
 
 Shards have **numbers** (dense, reused), so that everything a shard needs is a column of a few
 arrays: for each job its first and second pending position, 8 bytes. Further positions, met where a
-small dataset is forecast often, wait in a dictionary.
+small dataset is forecast often, wait in a dictionary, `FURTHER_MAX` a shard and job; beyond them
+the forecast is not remembered.
 
 Invariants:
     - `first <= second`, and both are `NEVER` where the job does not want the shard (again);
@@ -35,8 +36,10 @@ NEVER = np.float32(np.inf)
 JOBS_MAX = 64
 # A position this far behind its job's cursor was skipped (a loop that broke off), not delayed.
 LATE_POSITIONS = 256
-# Positions are moved down before they reach this, where that can be.
+FURTHER_MAX = 64
+# Positions are moved down before they reach this, where so many have been read: it takes a while.
 _REBASE_AT = 1 << 23
+_REBASE_LEAST = 1 << 20
 _FIRST_CAPACITY = 1024
 # `ndarray.min` without its Python wrapper, which costs as much as the work does here.
 _least = np.minimum.reduce
@@ -75,6 +78,7 @@ class NextUses:
         # when a number is needed: a session of a million shards ends without touching each.
         self._leavers: list[int] = []
         self._leaver_arrays: list[Numbers] = []
+        self._leavers_noted = 0
         self._leaving = np.zeros(_FIRST_CAPACITY, np.bool_)
         self._claims = np.zeros(_FIRST_CAPACITY, np.int32)
         # Of the claims, those of sessions that have not told their order.
@@ -152,6 +156,15 @@ class NextUses:
         if self._claims[number] == 0:
             self._leaving[number] = True
             self._leavers.append(number)
+            self._noted(1)
+
+    def _noted(self, count: int) -> None:
+        """So many more leavers. One that came back and left again is noted twice, until here."""
+        self._leavers_noted += count
+        if self._leavers_noted > self.capacity_count:
+            self._leavers_noted = 0
+            self._leavers = []
+            self._leaver_arrays = [np.flatnonzero(self._leaving).astype(np.int32)]
 
     def restore(self, numbers: dict[str, int]) -> None:
         """Take over shards numbered from 0 on, and keep them. Called first, at most once.
@@ -243,8 +256,10 @@ class NextUses:
         again[index] = False
         index.sort()
         self._append(job.row, numbers[index], positions[index])
-        for i in np.flatnonzero(again):
-            self._append(job.row, numbers[i : i + 1], positions[i : i + 1])
+        for number, position in zip(
+            numbers[again].tolist(), positions[again].tolist(), strict=True
+        ):
+            self._append_again(job.row, number, position)
 
     def _append(self, row: int, numbers: Numbers, positions: Positions) -> None:
         first, second = self._first[row], self._second[row]
@@ -257,10 +272,24 @@ class NextUses:
         for number, position in zip(
             numbers[has_second].tolist(), positions[has_second].tolist(), strict=True
         ):
-            self._further.setdefault((row, number), []).append(position)
+            self._append_further(row, number, position)
         # Ranks of a job append to one row: the nearer position comes first.
         swap = numbers[second[numbers] < first[numbers]]
         first[swap], second[swap] = second[swap], first[swap]
+
+    def _append_again(self, row: int, number: int, position: float) -> None:
+        """Like `_append`, of one shard that has a first position."""
+        if self._second[row, number] != NEVER:
+            self._append_further(row, number, position)
+            return
+        first = self._first[row, number]
+        self._first[row, number] = min(first, position)
+        self._second[row, number] = max(first, position)
+
+    def _append_further(self, row: int, number: int, position: float) -> None:
+        further = self._further.setdefault((row, number), [])
+        if len(further) < FURTHER_MAX:
+            further.append(position)
 
     def used(self, session: int, number: int) -> None:
         """The session begins to read a shard: the first pending position of it is over."""
@@ -321,6 +350,7 @@ class NextUses:
             gone = numbers[(self._claims[numbers] == 0) & ~self._kept[numbers]]
             self._leaving[gone] = True
             self._leaver_arrays.append(gone)
+            self._noted(len(gone))
 
     def _drop_job(self, job: _Job) -> None:
         self._clear_row(job.row)
@@ -369,6 +399,8 @@ class NextUses:
 
     def _rebase(self, job: _Job) -> None:
         down = min(state.cursor for state in job.sessions.values())
+        if down < _REBASE_LEAST:
+            return
         for table in (self._first, self._second):
             row = table[job.row]
             row[row != NEVER] -= down
