@@ -233,9 +233,8 @@ class Publisher:
     def _publish_extent(
         self, shard: _Progress, extent: int, length: int, slot: int, source: ShardSource
     ) -> None:
-        self._seq += 1
-        self._held[self._seq] = (slot, source.spec.digest)
-        event = ExtentEvent(self._seq, shard.position, extent, slot, length)
+        seq = self.lend(slot, source.spec.digest)
+        event = ExtentEvent(seq, shard.position, extent, slot, length)
         self._outlet.send(wire.pack(Kind.EXTENTS, wire.pack_extents([event])))
         self._metrics.add("published_bytes_total", length)
 

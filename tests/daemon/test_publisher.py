@@ -1,0 +1,110 @@
+"""The publisher tells how fast its session reads, whatever the publisher itself is waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gpufeed.cachefs import wire
+from gpufeed.cachefs.errors import PastEndError
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.wire import Kind
+from gpufeed.daemon.publisher import Publisher
+
+EXTENTS = 200
+
+
+class Book:
+    """Notes the rate that it is told."""
+
+    rate_per_s = 0.0
+
+    def extend(self, session, digests) -> None: ...
+    def begin(self, session, digest) -> None: ...
+    def advance(self, session) -> None: ...
+
+    def pending(self, digest) -> bool:
+        return False
+
+    def measured(self, session, shards_per_s) -> None:
+        self.rate_per_s = shards_per_s
+
+
+class Reader:
+    """A shard of `EXTENTS` extents, each of which comes when it is let go."""
+
+    is_stored = False
+    extent_count = EXTENTS
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
+
+    def length(self, extent: int) -> int:
+        return 10
+
+    async def extent(self, extent: int) -> tuple[int, str]:
+        if extent >= EXTENTS:
+            raise PastEndError("past the end")
+        comes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.asked.put_nowait(comes)
+        await comes
+        return extent, "origin"
+
+    def samples(self, first: int, extents_done: int) -> list[object]:
+        return []
+
+    async def finish(self) -> None: ...
+    def raise_if_failed(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Outlet:
+    """Where the sequence numbers of published extents come out."""
+
+    def __init__(self) -> None:
+        self.published: asyncio.Queue[int] = asyncio.Queue()
+        self.ended: asyncio.Queue[None] = asyncio.Queue()
+
+    def send(self, data: bytes) -> None:
+        message = wire.unpack(data)
+        if message.kind is Kind.EXTENTS:
+            self.published.put_nowait(wire.unpack_extents(message.body)[0].seq)
+        elif message.kind is Kind.SHARD_END:
+            self.ended.put_nowait(None)
+
+    async def drained(self) -> None: ...
+
+
+async def test_work_on_extents_in_hand_is_the_sessions_time_while_the_next_is_sought() -> None:
+    now = SimpleNamespace(s=100.0)
+    book, outlet, reader = Book(), Outlet(), Reader()
+    tools = SimpleNamespace(
+        pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
+    )
+    cache = SimpleNamespace(tools=tools, open=lambda source: reader, prefetch=lambda source: None)
+    publisher = Publisher(
+        1, cache, book, outlet, window_extents=16, clock=SimpleNamespace(monotonic_s=lambda: now.s)
+    )
+    source = SimpleNamespace(
+        spec=SimpleNamespace(digest="d", name="n", size_bytes=10 * EXTENTS), adhoc=False
+    )
+    task = asyncio.ensure_future(publisher.run())
+    publisher.extend(0, [source, source])
+
+    held: list[int] = []
+    for _ in range(EXTENTS):
+        comes = await reader.asked.get()
+        if len(held) >= 3:
+            # The session works on one of three for a second while the origin brings the fourth.
+            now.s += 1.0
+            publisher.release([held.pop(0)])
+        comes.set_result(None)
+        held.append(await outlet.published.get())
+    await outlet.ended.get()
+    await reader.asked.get()  # the second shard was begun: the rate was told
+
+    assert book.rate_per_s * EXTENTS == pytest.approx(1.0, rel=0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
