@@ -24,6 +24,8 @@ from gpufeed.cachefs.errors import UsageError
 
 # How many addresses one request may stand for; the largest public datasets have some 100,000.
 EXPANSION_MAX = 2_000_000
+# Digits of a number in a range: none of them stands for so many addresses.
+DIGITS_MAX = 18
 # How deep braces may nest.
 NESTING_MAX = 16
 
@@ -206,6 +208,9 @@ class _Parser:
                 return _Choice(tuple((chr(code),) for code in range(first, last + 1)))
         elif match := _RANGE.fullmatch(body):
             ends = match.groups()[:2]
+            if max(map(len, (number for number in match.groups() if number))) > DIGITS_MAX:
+                self._at = begin
+                raise self._error(f"has a range of numbers longer than {DIGITS_MAX} digits")
             first, last, step = int(ends[0]), int(ends[1]), int(match.group(3) or 1)
             if step < 1:
                 self._at = begin

@@ -58,6 +58,8 @@ class TestExpand:
             ("", "empty"),
             ("  ", "empty"),
             ([], "empty list"),
+            ("{0..99999999999999999999}.tar", "longer than 18 digits"),
+            ("{0..1" + 5000 * "0" + "}", "longer than 18 digits"),
             (["a", ""], "empty"),
             ([3], "not a string"),
             ("x{5..1}", "whose end lies before its start"),
