@@ -59,9 +59,15 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """Stream it without caching. `reason` is for logs."""
+    """Stream it without caching.
+
+    Attributes:
+        reason: for logs.
+        victims: go all the same: their dataset holds more than its quota, which was lowered.
+    """
 
     reason: str
+    victims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,10 @@ class Policy(Protocol):
 
     def abandon(self, want: Want) -> None:
         """An admitted shard did not become resident."""
+        ...
+
+    def grow(self, want: Want, more_bytes: int) -> bool:
+        """May an admitted shard be so much larger? It is charged for that at once."""
         ...
 
     def restore(self, found: Restored, now_s: float) -> None:
@@ -175,6 +185,14 @@ class PlanPolicy:
         """See `Policy`."""
         self._shares.abandon(want.standing, want.size_bytes)
 
+    def grow(self, want: Want, more_bytes: int) -> bool:
+        """See `Policy`. Nothing is evicted for it."""
+        limits = self._shares.limits(want.standing, more_bytes)
+        if limits.refusal or limits.own_short_bytes > 0:
+            return False
+        self._shares.charge(want.standing, more_bytes)
+        return True
+
     def use(self, digest: str, now_s: float) -> None:
         """See `Policy`."""
         self._farthest.enter(self._number(digest), now_s)
@@ -245,9 +263,12 @@ class PlanPolicy:
         finally:
             search.close()
         if search.refusal:
-            return Bypass(search.refusal)
+            return Bypass(search.refusal, self._named(search.surplus))
         self._shares.charge(want.standing, want.size_bytes)
-        return Admit(tuple(self._uses.digest(number) for number in search.victims))
+        return Admit(self._named(search.victims))
+
+    def _named(self, numbers: list[int]) -> tuple[str, ...]:
+        return tuple(self._uses.digest(number) for number in numbers)
 
 
 class _Search:
@@ -261,6 +282,8 @@ class _Search:
         self._number = uses.find(want.digest)
         self._hidden: list[tuple[int, float]] = []
         self.victims: list[int] = []
+        # Those that go even if the newcomer does not enter.
+        self.surplus: list[int] = []
         self.room_bytes = 0
         self.refusal = ""
 
@@ -305,16 +328,20 @@ class _Search:
     def take_own(self, limits: Limits, now_s: float) -> None:
         """Victims of the newcomer's own group, until its quota holds the newcomer."""
         group = self._shares.of_group(limits.group)
+        # Above the quota already: it was lowered, or claimed shards count for it since.
+        over_bytes = limits.own_short_bytes - self._want.size_bytes
         if limits.is_recency:
             candidates = self._farthest.oldest_of(group, LOOKS_MAX)
         else:
-            needed_s = self._needed_s(now_s)
+            needed_s = self._needed_s(now_s) if over_bytes <= 0 else 0.0
             best = self._farthest.best_of(group, now_s, LOOKS_MAX)
             candidates = [number for number, horizon_s in best if horizon_s > needed_s]
         for number in candidates:
             if self.room_bytes >= limits.own_short_bytes:
                 return
             self._hidden.append((number, self._farthest.hide(number)))
+            if self.room_bytes < over_bytes:
+                self.surplus.append(number)
             self._take(number)
         if self.room_bytes < limits.own_short_bytes:
             self.refusal = "its quota is taken by shards that are leased, or needed no later"

@@ -235,12 +235,12 @@ class ShardStore:
         want = Want(spec.digest, size, standing, ahead)
         available_bytes = min(room_bytes, self._budget.available_bytes)
         decision = self._policy.decide(want, available_bytes, now_s=now_s)
-        if isinstance(decision, Bypass):
-            _LOG.debug("%s is not cached: %s", spec.name, decision.reason)
-            return None
         for victim in decision.victims:
             self._evict(victim)
         self._metrics.add("evictions_total", len(decision.victims))
+        if isinstance(decision, Bypass):
+            _LOG.debug("%s is not cached: %s", spec.name, decision.reason)
+            return None
         reservation = Reservation(
             spec, want, next(self._numbers), size, asyncio.get_running_loop().create_future(),
             self._health.reserved(),
@@ -265,8 +265,13 @@ class ShardStore:
         if more_bytes > disk.room.available_bytes(0):
             self._measure()
             return False
+        before_bytes = reservation.size_bytes
         if not self._accounts.resize(reservation, want_bytes):
             return False
+        if not self._policy.grow(reservation.want, more_bytes):
+            self._accounts.resize(reservation, before_bytes)
+            return False
+        reservation.want = replace(reservation.want, size_bytes=want_bytes)
         disk.room.grown(more_bytes, made=opening is not None and opening.done())
         self._count()
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -52,11 +54,11 @@ class Node:
     def put(self, digest: str, standing: Standing = NOBODY, *, ahead: bool = False) -> bool:
         self.now_s += 1
         decision = self.ask(digest, standing, ahead=ahead)
-        if isinstance(decision, Bypass):
-            return False
         for victim in decision.victims:
             del self.held[victim]
             self.policy.remove(victim)
+        if isinstance(decision, Bypass):
+            return False
         want = Want(digest, SIZE, standing, ahead)
         self.policy.abandon(want)
         self.policy.add(want, self.now_s)
@@ -66,7 +68,7 @@ class Node:
         return True
 
 
-def found(digests: str, last_uses: list[int]) -> Restored:
+def found(digests: Sequence[str], last_uses: list[int]) -> Restored:
     numbers = {digest: number for number, digest in enumerate(digests)}
     return Restored(numbers, np.full(len(digests), SIZE), np.array(last_uses))
 
@@ -307,6 +309,34 @@ def test_restored_shards_count_for_a_quota_once_somebody_claims_them() -> None:
     node.held = dict.fromkeys("abc", Standing("oss://b/x"))
     assert node.put("d", Standing("oss://b/x"))
     assert node.shares.group_bytes(Standing("oss://b/x")) == 2 * SIZE
+
+
+def test_a_quota_that_was_lowered_far_is_kept_after_some_decisions() -> None:
+    count, mine = 1000, Standing("oss://b/x")
+    node = Node(count + 10, quotas=(f"oss://b/={2 * SIZE}",))
+    digests = [f"{i:04}" for i in range(count)]
+    node.policy.restore(found(digests, list(range(count))), 0.0)
+    node.held = dict.fromkeys(digests, mine)
+    for digest in digests:
+        node.policy.adopt(digest, mine, 1.0)
+    node.policy.lease("0000")
+    entered = [node.put(f"new {i}", mine) for i in range(8)]
+    assert not entered[0]
+    assert entered[-1]
+    assert node.shares.group_bytes(mine) == 2 * SIZE
+    assert "0000" in node.held
+
+
+def test_a_shard_that_grows_on_its_way_in_stays_below_its_quota() -> None:
+    node = Node(9, quotas=(f"oss://b/={3 * SIZE}",))
+    mine = Standing("oss://b/x")
+    want = Want("a", SIZE, mine)
+    assert isinstance(node.policy.decide(want, 9 * SIZE, now_s=0.0), Admit)
+    assert node.policy.grow(want, 2 * SIZE)
+    assert not node.policy.grow(want, SIZE)
+    assert node.shares.group_bytes(mine) == 3 * SIZE
+    node.policy.abandon(Want("a", 3 * SIZE, mine))
+    assert node.shares.charged_bytes == 0
 
 
 def test_of_a_large_dataset_claimed_anew_what_is_not_here_is_nobodys_to_adopt() -> None:
