@@ -1,8 +1,8 @@
 """Addresses as people write them: brace patterns, plain paths, buckets and keys.
 
-Owns three functions: `expand` turns patterns to addresses, `normalise` gives an address its one
-written form, `split_bucket` takes it apart. `expand` and `split_bucket` are pure; `normalise` asks
-for the working directory when it meets a relative path, unless it is given.
+`expand` turns patterns to addresses, `normalise` gives an address its one written form,
+`check_text` refuses what is none, `split_bucket` takes it apart. All are pure, but that `normalise`
+asks for the working directory when it meets a relative path, unless it is given.
 
 The brace language is the shell's, as WebDataset users know it: ``{a,b}``, ``{000..127}`` (padded to
 the wider end), ``{0..100..10}``, ``{a..e}``, any number of them, nested. Stricter than the shell,
@@ -90,10 +90,11 @@ def normalise(url: str, *, working_directory: str | None = None) -> str:
     trailing ``/`` (a prefix) is kept.
 
     Raises:
-        UsageError: empty, or ``file://`` with a path that is not absolute.
+        UsageError: empty, no text, or ``file://`` with a path that is not absolute.
     """
     if not url.strip() or "\0" in url:
         raise UsageError(f"{url!r} is not an address; write oss://bucket/key or a path")
+    check_text(url)
     match = _ADDRESS.fullmatch(url)
     if match is None:
         path = posixpath.expanduser(url)
@@ -108,6 +109,20 @@ def normalise(url: str, *, working_directory: str | None = None) -> str:
             f"directory, just {rest or '.'}"
         )
     return "file://" + _clean_path(rest)
+
+
+def check_text(url: str) -> None:
+    """Names of files may be any bytes, which Python shows as lone surrogates; addresses are text.
+
+    Raises:
+        UsageError: the address has a character that is none.
+    """
+    try:
+        url.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{url!a} has a name that is not UTF-8 (at character {error.start + 1}): rename it"
+        ) from None
 
 
 def split_bucket(url: str) -> tuple[str, str, str]:

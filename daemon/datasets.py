@@ -177,6 +177,8 @@ class Datasets:
             found = await self.engine.list(prefix, options, limit_count=OBJECTS_MAX)
             # Consoles leave zero-byte objects that stand for folders.
             found = [info for info in found if not info.url.endswith("/")]
+            for info in found:
+                addresses.check_text(info.url)
             if not found:
                 raise NotFoundError(
                     f"there is nothing under {prefix}: check the bucket, the prefix and its case"

@@ -108,6 +108,11 @@ class TestNormalise:
         assert normalise(url, working_directory="/w") == want
         assert normalise(want, working_directory="/elsewhere") == want
 
+    @pytest.mark.parametrize("url", ["/data/\udcff.tar", "oss://bucket/\ud800", "file:///\udcff/"])
+    def test_what_is_no_text_is_refused(self, url):
+        with pytest.raises(UsageError, match=r"udcff.*UTF-8|ud800.*UTF-8"):
+            normalise(url)
+
     def test_knows_the_working_directory_and_the_home(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("HOME", "/home/someone")

@@ -9,7 +9,7 @@ import pytest
 
 from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.config import StoreConfig
-from gpufeed.cachefs.errors import NotFoundError
+from gpufeed.cachefs.errors import NotFoundError, UsageError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.store.store import ShardStore
@@ -53,6 +53,15 @@ async def test_sessions_that_ask_for_the_same_share_one_answer(datasets, engine)
     outcomes = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [NotFoundError] * 3
     assert engine.heads_count == 1
+
+
+async def test_a_file_whose_name_is_no_text_is_named(datasets, engine) -> None:
+    async def found(url: str, options: Mapping[str, str] | None, *, limit_count: int) -> list:
+        return [ObjectInfo(f"{url}a.tar", 10240, "1"), ObjectInfo(f"{url}b\udcff.tar", 10240, "1")]
+
+    engine.list = found
+    with pytest.raises(UsageError, match=r"b\\udcff\.tar' has a name that is not UTF-8"):
+        await datasets.open(Wanted(urls=("oss://bucket/",)))
 
 
 async def test_closing_ends_what_is_still_being_listed(datasets, engine) -> None:
