@@ -6,6 +6,7 @@ mapped, so a sender that changes or shrinks its memfd meanwhile can only spoil i
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 from gpufeed.cachefs import wire
@@ -28,10 +29,12 @@ def body_from_memfd(descriptor: int, limit_bytes: int = wire.MEMFD_BODY_BYTES_MA
     Raises:
         ProtocolError: no regular, bounded memory behind it.
     """
-    size = os.fstat(descriptor).st_size
-    if size > limit_bytes:
-        raise ProtocolError(f"a message body of {size} bytes, over {limit_bytes}")
     try:
+        # Memory alone has seals. A file's disk or server may hang, and whoever reads it with it.
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        size = os.fstat(descriptor).st_size
+        if size > limit_bytes:
+            raise ProtocolError(f"a message body of {size} bytes, over {limit_bytes}")
         return os.pread(descriptor, size, 0)
     except OSError as error:
         raise ProtocolError(f"a message body that cannot be read: {error.strerror}") from None

@@ -34,7 +34,7 @@ class Requests:
         book: where the session's claims are entered.
         cache: of the daemon.
         lender: lends the slots of files that are read.
-        send: takes a packed message: progress on the way to an answer.
+        send: takes a packed message that may be lost: progress on the way to an answer.
     """
 
     def __init__(

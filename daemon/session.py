@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import os
 import socket
@@ -114,23 +115,34 @@ class ServerSession:
         window_bytes = value.get("window_bytes", 0)
         if not isinstance(window_bytes, int):
             raise ProtocolError("HELLO: window_bytes is no number")
-        self._window = server.windows.grant(window_bytes)
+        arena = server.cache.tools.pool.arena
+        try:
+            arena_fd = os.dup(arena.fd)
+        except OSError as shortage:
+            raise CapacityError(
+                f"the daemon has no descriptor for one more session: {shortage.strerror}; raise "
+                "its limit of open files (ulimit -n)"
+            ) from None
+        try:
+            self._window = server.windows.grant(window_bytes)
+        except CapacityError:
+            os.close(arena_fd)
+            raise
         self._publisher = Publisher(
             self._number, server.cache, server.book, self,
             window_extents=self._window, clock=server.clock,
         )  # fmt: skip
         self._requests = Requests(
-            self._number, server.datasets, server.book, server.cache, self._publisher, self.send
+            self._number, server.datasets, server.book, server.cache, self._publisher, self._hint
         )
         self._spawn(self._publisher.run())
         self._spawn(self._publisher.prefetch())
-        arena = server.cache.tools.pool.arena
         welcome = {
             "arena_bytes": arena.size_bytes,
             "extent_bytes": arena.extent_bytes,
             "window_extents": self._window,
         }
-        self._send(wire.pack(Kind.WELCOME, wire.pack_json(welcome)), os.dup(arena.fd))
+        self._send(wire.pack(Kind.WELCOME, wire.pack_json(welcome)), arena_fd)
 
     def _plan(self, publisher: Publisher, requests: Requests, body: bytes) -> None:
         dataset_id, shard_ids, first = wire.unpack_plan(body)
@@ -182,6 +194,11 @@ class ServerSession:
     def send(self, data: bytes) -> None:
         """See `Outlet`."""
         self._send(data)
+
+    def _hint(self, data: bytes) -> None:
+        """Send what may be lost, unless the client leaves its messages lying."""
+        if len(self._outbox) < OUTBOX_MESSAGES_MAX:
+            self._send(data)
 
     async def drained(self) -> None:
         """See `Outlet`."""
@@ -336,8 +353,8 @@ class SessionServer:
             error = CapacityError(
                 f"{self._sessions_max} sessions are open already: raise daemon.sessions_max"
             )
-            sock.send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(error))))
-            sock.close()
+            with sock, contextlib.suppress(OSError):  # it may be gone already
+                sock.send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(error))))
             return
         self._numbers += 1
         self._sessions[self._numbers] = ServerSession(self._numbers, sock, self)

@@ -1,0 +1,149 @@
+"""The daemon's side of the socket: whoever connects, nothing escapes, and everything is taken back.
+
+In one process, over a real socket; real daemons are in `tests/integration`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpufeed.cachefs import wire
+from gpufeed.cachefs.arena.memfd import Arena
+from gpufeed.cachefs.arena.pool import SlotPool
+from gpufeed.cachefs.clock import SystemClock
+from gpufeed.cachefs.config import ArenaConfig
+from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.nextuse import NextUses
+from gpufeed.cachefs.plan import PlanBook
+from gpufeed.cachefs.wire import Kind, Message
+from gpufeed.daemon import session as daemon_session
+from gpufeed.daemon.session import SessionServer
+
+EXTENT = 64 * 1024
+HELLO = wire.pack(Kind.HELLO, wire.pack_json({"window_bytes": 0}))
+SESSIONS_MAX = 2
+
+
+class House:
+    """A server without datasets, and what came to the loop's last resort."""
+
+    def __init__(self, path: Path) -> None:
+        self.escaped: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: self.escaped.append(context.get("exception"))
+        )
+        metrics = Metrics()
+        self.arena = Arena(ArenaConfig(size_bytes=64 * EXTENT, extent_bytes=EXTENT))
+        pool = SlotPool(self.arena, metrics)
+        tools = SimpleNamespace(pool=pool, metrics=metrics, extent_bytes=EXTENT)
+        self.server = SessionServer(
+            SimpleNamespace(tools=tools), SimpleNamespace(), PlanBook(NextUses()),
+            clock=SystemClock(), sessions_max=SESSIONS_MAX,
+        )  # fmt: skip
+        self.counts: asyncio.Queue[int] = asyncio.Queue()
+        self.server.on_count = self.counts.put_nowait
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.path = str(path / "socket")
+        listener.bind(self.path)
+        listener.listen()
+        self.server.start(listener)
+
+    def connect(self) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.connect(self.path)
+        client.setblocking(False)
+        return client
+
+    async def until(self, count: int) -> None:
+        while await self.counts.get() != count:
+            pass
+
+
+async def answer(client: socket.socket) -> Message:
+    data = await asyncio.get_running_loop().sock_recv(client, wire.MESSAGE_BYTES_MAX)
+    return wire.unpack(data)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    house = House(tmp_path)
+    yield house
+    await house.server.close()
+    house.arena.close()
+    assert house.escaped == []
+
+
+async def test_one_too_many_that_has_gone_already_is_nobodys_trouble(house: House) -> None:
+    clients = [house.connect() for _ in range(SESSIONS_MAX)]
+    await house.until(SESSIONS_MAX)
+    house.connect().close()
+    late = house.connect()
+    refusal = await answer(late)
+    assert refusal.kind is Kind.ERROR
+    assert "sessions_max" in refusal.json()["message"]
+    for client in (*clients, late):
+        client.close()
+    await house.until(0)
+
+
+async def test_without_a_descriptor_for_it_a_session_is_refused_and_holds_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with house.connect() as client, monkeypatch.context() as patch:
+        patch.setattr(os, "dup", no_more)
+        client.send(HELLO)
+        refusal = await answer(client)
+    assert refusal.kind is Kind.ERROR
+    assert refusal.json()["error"] == "CapacityError"
+    await house.until(0)
+    with house.connect() as client:
+        client.send(HELLO)
+        assert (await answer(client)).kind is Kind.WELCOME
+    await house.until(0)
+
+
+async def test_a_body_that_is_no_memory_is_not_read(house: House, tmp_path: Path) -> None:
+    path = tmp_path / "body"
+    path.write_bytes(b'{"id": 1}')
+    with house.connect() as client, path.open("rb") as file:
+        socket.send_fds(client, [wire.pack(Kind.HELLO, in_memfd=True)], [file.fileno()])
+        refusal = await answer(client)
+    assert "cannot be read" in refusal.json()["message"]
+    await house.until(0)
+
+
+async def test_progress_is_not_queued_for_a_client_that_does_not_read(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    real = daemon_session.Requests
+    monkeypatch.setattr(
+        daemon_session, "Requests", lambda *args: made.append(args[-1]) or real(*args)
+    )
+    report = wire.pack(Kind.PROGRESS, bytes(1000))
+    with house.connect() as client:
+        client.send(HELLO)
+        await answer(client)
+        for _ in range(10_000):
+            made[0](report)
+        got = 0
+        while True:
+            try:
+                client.recv(wire.MESSAGE_BYTES_MAX)
+            except BlockingIOError:
+                break
+            got += 1
+            await asyncio.sleep(0)  # the daemon's turn to send what it queued
+        assert daemon_session.OUTBOX_MESSAGES_MAX <= got < 5000
+    await house.until(0)
