@@ -178,6 +178,8 @@ class Fill:
         if not self.verified.done():
             self.verified.set_exception(error)
         if self.has_failed:
+            if not self.given_up:
+                _LOG.warning("a fill failed: %s", error)
             # Else its readers have all of it, and only the disk was left to wait for.
             self._tools.metrics.add("fills_failed_total")
         self._extents.fail(error)

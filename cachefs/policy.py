@@ -229,11 +229,12 @@ class PlanPolicy:
         self._farthest.renew(number, now_s)
 
     def expired(self, now_s: float) -> tuple[list[str], float]:
-        """See `Policy`. What a live session claims does not expire, nor what is leased."""
+        """See `Policy`. What is claimed, leased or pinned does not expire."""
         if self._ttl_s == np.inf:
             return [], np.inf
         numbers, oldest_s = self._farthest.unused_since(now_s - self._ttl_s)
-        unclaimed = [number for number in numbers if not self._uses.claimed(number)]
+        stay = self._shares.is_pinned
+        unclaimed = [n for n in numbers if not self._uses.claimed(n) and not stay(n)]
         again_s = min(oldest_s, now_s) + self._ttl_s
         return [self._uses.digest(number) for number in unclaimed], again_s
 

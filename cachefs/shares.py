@@ -194,6 +194,10 @@ class Shares:
         """Nobody else's need moves the resident shard: it is pinned, or in the ad-hoc corner."""
         return bool(self._stays[self._group[number]])
 
+    def is_pinned(self, number: int) -> bool:
+        """The resident shard lies under a pinned prefix."""
+        return bool(self._pinned[self._group[number]])
+
     def pins(self, standing: Standing) -> bool:
         """A shard of this standing would be pinned."""
         return bool(self._pinned[self.group_of(standing)])

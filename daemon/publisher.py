@@ -79,6 +79,9 @@ class Publisher:
         # Set while everything that demand wants is sought: prefetch may go on.
         self._calm = False
         self._prefetch_turn = asyncio.Event()
+        # Of the plan's positions ever: published whole; asked to be fetched ahead.
+        self._ended_count = 0
+        self._asked_count = 0
         self._prefetching: set[asyncio.Task[None]] = set()
         self._held: dict[int, tuple[int, str]] = {}
         self._seq = 0
@@ -157,6 +160,7 @@ class Publisher:
                 self._outlet.send(wire.pack(Kind.FAIL, wire.pack_json(value)))
                 return
             self._plan.popleft()
+            self._ended_count += 1
             self._book.advance(self._session)
 
     async def prefetch(self) -> None:
@@ -174,6 +178,10 @@ class Publisher:
             ahead_bytes += source.spec.size_bytes
             if ahead_bytes > PREFETCH_BYTES_MAX or len(self._prefetching) >= PREFETCH_FILLS_MAX:
                 return
+            if self._ended_count + i < self._asked_count:
+                # It is there or on its way, or was refused: once is enough for a decision.
+                continue
+            self._asked_count = self._ended_count + i + 1
             task = self._cache.prefetch(source)
             if task is not None:
                 self._prefetching.add(task)

@@ -183,6 +183,9 @@ class ServerSession:
         try:
             found = await requests.answer(kind, value)
         except GpufeedError as error:
+            if kind in (Kind.OPEN, Kind.INDEX):
+                # A file that is not there is an everyday answer; a dataset is not.
+                _LOG.warning("session %d: %s failed: %s", self._number, kind.name, error)
             answered, found = Kind.ERROR, dict(wire.pack_error(error))
         finally:
             # Before the answer goes: whoever has it may ask again at once.

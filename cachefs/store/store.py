@@ -375,7 +375,7 @@ class ShardStore:
         for digest in digests:
             self._evict(digest)
         if digests:
-            _LOG.info("%d shards expired", len(digests))
+            _LOG.info("%d shards expired, the first %s", len(digests), digests[0])
             self._metrics.add("evictions_total", len(digests))
         return again_s - now_s
 

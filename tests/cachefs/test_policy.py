@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpufeed.cachefs.config import PolicyConfig
+from gpufeed.cachefs.farthest import CHUNK_COUNT
 from gpufeed.cachefs.nextuse import NextUses
 from gpufeed.cachefs.policy import Admit, Bypass, PlanPolicy, Restored, Want
 from gpufeed.cachefs.shares import NOBODY, Shares, Standing
@@ -290,6 +291,14 @@ def test_what_nobody_claims_expires_and_what_is_claimed_does_not() -> None:
     assert node.policy.expired(105.0)[0] == ["a", "b", "c"]
 
 
+def test_what_is_pinned_does_not_expire() -> None:
+    node = Node(4, pins=("oss://b/hot/",))
+    node.policy = PlanPolicy(node.uses, node.shares, ttl_s=100.0)
+    node.put("a", Standing("oss://b/hot/x"))
+    node.put("b", Standing("oss://b/cold/x"))
+    assert node.policy.expired(500.0)[0] == ["b"]
+
+
 def test_a_shard_that_a_dataset_claims_leaves_the_ad_hoc_corner() -> None:
     node = Node(2, adhoc_ratio=0.5)
     node.put("a", Standing("oss://b/x", adhoc=True))
@@ -377,6 +386,22 @@ def test_the_victim_is_the_farthest_of_many(count: int) -> None:
     assert isinstance(decision, Admit)
     waits = {d: node.uses.wait_s(node.uses.find(d)) for d in digests[:-1]}
     assert waits[decision.victims[0]] == max(waits.values())
+
+
+def test_among_chunks_that_were_emptied_only_what_is_here_is_a_victim() -> None:
+    count = 3 * CHUNK_COUNT
+    digests = [f"{i:04}" for i in range(count)]
+    node = Node(2)
+    node.policy.restore(found(digests, list(range(count))), 0.0)
+    for digest in digests[:-1]:
+        node.policy.remove(digest)
+    node.held = {digests[-1]: NOBODY}
+    assert node.put("new")
+    assert node.put("newer")
+    assert digests[-1] not in node.held
+    node.policy.lease("new")
+    node.policy.lease("newer")
+    assert isinstance(node.ask("newest"), Bypass)
 
 
 @settings(max_examples=60, deadline=None)

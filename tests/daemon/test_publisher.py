@@ -108,3 +108,28 @@ async def test_work_on_extents_in_hand_is_the_sessions_time_while_the_next_is_so
     assert book.rate_per_s * EXTENTS == pytest.approx(1.0, rel=0.05)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_each_position_ahead_is_decided_upon_once() -> None:
+    asked: list[str] = []
+    tools = SimpleNamespace(
+        pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
+    )
+    cache = SimpleNamespace(
+        tools=tools, open=lambda source: Reader(),
+        prefetch=lambda source: asked.append(source.spec.digest),
+    )  # fmt: skip
+    publisher = Publisher(
+        1, cache, Book(), Outlet(), window_extents=16,
+        clock=SimpleNamespace(monotonic_s=lambda: 0.0),
+    )  # fmt: skip
+    sources = [
+        SimpleNamespace(spec=SimpleNamespace(digest=str(i), name="n", size_bytes=10), adhoc=False)
+        for i in range(5)
+    ]
+    publisher.extend(0, sources[:3])
+    for _ in range(3):
+        publisher._prefetch_more()
+    publisher.extend(3, sources[3:])
+    publisher._prefetch_more()
+    assert asked == ["1", "2", "3", "4"]
