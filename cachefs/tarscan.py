@@ -62,6 +62,7 @@ _SHARD_META = re.compile(r"__[^/]*__($|/)")
 # Fields that WebDataset itself puts into each sample.
 _RESERVED_FIELDS = ("__key__", "__url__")
 _BAD_MARK = "__bad__"
+_UNPACK_HINT = "name it .tar.gz or .tar.zst if it is one, or store it as a plain tar"
 
 
 class TarMember(NamedTuple):
@@ -160,7 +161,7 @@ class TarScanner:
         if size_bytes == 0:
             raise self._fail(0, "the shard is empty (0 bytes); a tar has at least one block")
         if self._next_bytes == 0 and (packing := _compression(self._partial)):
-            raise self._fail(0, f"the shard is compressed ({packing}); store it as a plain tar")
+            raise self._fail(0, f"the shard is compressed ({packing}); {_UNPACK_HINT}")
         if self._next_bytes > size_bytes:
             raise self._fail(
                 size_bytes,
@@ -255,7 +256,7 @@ class TarScanner:
     def _not_a_header(self, block: bytes, have: int) -> str:
         if self._next_bytes == 0:
             if packing := _compression(block):
-                return f"the shard is compressed ({packing}); store it as a plain tar"
+                return f"the shard is compressed ({packing}); {_UNPACK_HINT}"
             return "the shard is not a tar: its first block is not a header"
         field = block[148:156].strip(b"\0 ").decode(errors="replace")
         return (

@@ -294,7 +294,7 @@ class Publisher:
             raise CapacityError(
                 f"a sample of {source.spec.name} that begins near byte {shard.last_end_bytes} is "
                 f"longer than the session's window of {format_bytes(self._window * extent_bytes)}:"
-                " raise arena.size, or ask for a larger window_bytes"
+                " raise arena.size_bytes, or ask for a larger window_bytes"
             )
 
 

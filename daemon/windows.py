@@ -34,7 +34,7 @@ class Windows:
             raise CapacityError(
                 f"the arena's {format_bytes(self._limit * self._extent_bytes)} for sessions are "
                 f"taken, and one needs at least "
-                f"{format_bytes(WINDOW_EXTENTS_MIN * self._extent_bytes)}: raise arena.size"
+                f"{format_bytes(WINDOW_EXTENTS_MIN * self._extent_bytes)}: raise arena.size_bytes"
             )
         granted = max(WINDOW_EXTENTS_MIN, min(wish, self._limit // 8, left // 4))
         self._granted += granted

@@ -21,6 +21,7 @@ Needs no network and no disk. The whole table takes some minutes on two CPUs.
 COST_EXAMPLE = """example:
   cachebench policy --shards 1000000 --jobs 16 --json policy.json
 """
+_PIPED_WIDTH = 160
 _SIZES = ("equal", "lognormal")
 _SPEEDS = ("equal", "unequal")
 _T = TypeVar("_T")
@@ -51,15 +52,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help="end with status 5 if a target is missed")
 
 
-def _list(text: str, flag: str, read: Callable[[str], _T], valid: Callable[[_T], bool]) -> list[_T]:
+def _list(
+    text: str, flag: str, read: Callable[[str], _T], valid: Callable[[_T], bool], wanted: str
+) -> list[_T]:
     found = []
     for item in text.split(","):
         try:
             value = read(item.strip())
         except ValueError:
-            raise UsageError(f"{flag} has {item!r}, which is no {read.__name__}") from None
+            raise UsageError(f"{flag} has {item!r}; {wanted}") from None
         if not valid(value):
-            raise UsageError(f"{flag} has {item!r}, which is not a possible value")
+            raise UsageError(f"{flag} has {item!r}; {wanted}")
         found.append(value)
     return list(dict.fromkeys(found))
 
@@ -80,17 +83,32 @@ def command(arguments: argparse.Namespace) -> int:
     from gpufeed.bench.sim.deciders import POLICIES  # noqa: PLC0415 likewise
 
     policies = _list(
-        arguments.policies or ",".join(POLICIES), "--policies", str, POLICIES.__contains__
+        arguments.policies or ",".join(POLICIES), "--policies", str, POLICIES.__contains__,
+        f"there are {', '.join(POLICIES)}",
+    )  # fmt: skip
+    sizes: Any = _list(
+        arguments.sizes, "--sizes", str, _SIZES.__contains__, f"there are {', '.join(_SIZES)}"
     )
-    sizes: Any = _list(arguments.sizes, "--sizes", str, _SIZES.__contains__)
-    speeds: Any = _list(arguments.speeds, "--speeds", str, _SPEEDS.__contains__)
+    speeds: Any = _list(
+        arguments.speeds, "--speeds", str, _SPEEDS.__contains__, f"there are {', '.join(_SPEEDS)}"
+    )
     if arguments.shards < 20 or arguments.epochs < 1 or arguments.workers < 0:
         raise UsageError(
             "--shards must be at least 20, --epochs at least 1, --workers not negative"
         )
     options = runner.SimOptions(
-        jobs=tuple(_list(arguments.jobs, "--jobs", int, lambda jobs: 1 <= jobs <= 64)),
-        cache_ratios=tuple(_list(arguments.cache, "--cache", float, lambda ratio: 0 < ratio <= 1)),
+        jobs=tuple(
+            _list(arguments.jobs, "--jobs", int, lambda n: 1 <= n <= 64, "give numbers of 1 to 64")
+        ),
+        cache_ratios=tuple(
+            _list(
+                arguments.cache,
+                "--cache",
+                float,
+                lambda ratio: 0 < ratio <= 1,
+                "give ratios above 0, to 1",
+            )
+        ),
         sizes=tuple(sizes),
         speeds=tuple(speeds),
         policies=tuple(policies),
@@ -137,7 +155,10 @@ def cost_command(arguments: argparse.Namespace) -> int:
     if arguments.shards < 1000 or not 1 <= arguments.jobs <= 64 or arguments.reads < 100:
         raise UsageError("--shards must be at least 1000, --jobs 1 to 64, --reads at least 100")
     if arguments.reads > arguments.shards * arguments.jobs // 2:
-        raise UsageError(f"--reads {arguments.reads} is more than half an epoch of these jobs")
+        raise UsageError(
+            f"--reads {arguments.reads} is more than half an epoch of these jobs; give at most "
+            f"{arguments.shards * arguments.jobs // 2}"
+        )
     if arguments.json is not None:
         require_writable(arguments.json)
     with Terminal() as progress:
@@ -153,6 +174,11 @@ def cost_command(arguments: argparse.Namespace) -> int:
         "shard"
     )
     missed = [target for target in result["targets"] if not target["met"]]
+    if result["load_average"] > 1.5:
+        print(
+            f"load average {result['load_average']:.1f}: other programs used the CPUs and their "
+            "caches, and times are too high"
+        )
     for target in missed:
         print(f"MISSED {target['what']}: {target['value']:.1f} (limit {target['limit']:g})")
     return CHECK_FAILED_STATUS if arguments.check and missed else 0
@@ -165,6 +191,9 @@ def print_result(result: dict[str, Any]) -> None:
     from rich.table import Table  # noqa: PLC0415 likewise
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        # Piped or redirected: there is no window to fold to.
+        console = Console(highlight=False, width=max(console.width, _PIPED_WIDTH))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     headers = ("sizes", "jobs", "speeds", "cache", "policy", "origin\n/ read", "/ least",
                "/ bound", "AU %", "written\n/ dataset")  # fmt: skip

@@ -12,6 +12,7 @@ store keeps those anyway.
 from __future__ import annotations
 
 import heapq
+import os
 import time
 import tracemalloc
 from typing import Any
@@ -132,6 +133,7 @@ def measure(shards: int, jobs: int, reads: int, seed: int, progress: Progress) -
         "decision_us_max": float(np.max(decided_us)),
         "read_us_mean": float(np.mean(all_us)),
         "bytes_a_shard": node.bytes_a_shard,
+        "load_average": os.getloadavg()[0],
         "targets": [
             {"what": "microseconds a decision", "value": mean_us, "limit": DECISION_US_MAX,
              "met": mean_us <= DECISION_US_MAX},

@@ -6,8 +6,11 @@ Importing this module is light: what a run needs is imported when it runs.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
+
+from gpufeed.cachefs.errors import UsageError
 
 EXAMPLE = """example:
   cachebench startup --shards 1000000 --json startup.json
@@ -40,8 +43,14 @@ def command(arguments: argparse.Namespace) -> int:
     from gpufeed.bench.outputs import require_writable  # noqa: PLC0415 likewise
     from gpufeed.bench.startup.measure import StartupOptions, measure  # noqa: PLC0415 likewise
 
+    if arguments.shards < 1 or arguments.repeats < 1:
+        raise UsageError("--shards and --repeats must be at least 1")
     if arguments.json is not None:
         require_writable(arguments.json)
+    print(
+        f"making a cache of {arguments.shards:,} shards, then starting daemons over it ...",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
     arguments.work_dir.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="startup-", dir=arguments.work_dir))
     try:

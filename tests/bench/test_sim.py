@@ -83,9 +83,9 @@ def test_a_missed_target_fails_the_check_only(monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--jobs", "x"], "'x', which is no int"),
-        (["--cache", "1.5"], "'1.5', which is not a possible value"),
-        (["--policies", "arc"], "'arc', which is not a possible value"),
+        (["--jobs", "x"], "'x'; give numbers of 1 to 64"),
+        (["--cache", "1.5"], "'1.5'; give ratios above 0, to 1"),
+        (["--policies", "arc"], "'arc'; there are gpufeed, never-evict"),
         (["--shards", "3"], "--shards must be at least 20"),
     ],
 )
