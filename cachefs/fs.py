@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 from fsspec.implementations.chained import ChainedFileSystem
 
-from gpufeed.cachefs.fserrors import as_os_errors
+from gpufeed.cachefs import fsoptions
+from gpufeed.cachefs.fserrors import FileUsageError, as_os_errors
 from gpufeed.cachefs.fswriting import WritingMixin
 from gpufeed.cachefs.remotefile import BUFFER_BYTES, Place, ReadingFile, RemoteFile, read_range
 from gpufeed.cachefs.wire import Kind
@@ -27,7 +28,6 @@ from gpufeed.cachefs.wire import Kind
 LISTINGS_EXPIRY_S = 10.0
 # Files read at once by `cat` and `cat_ranges`; each waits for the origin by itself.
 FILES_AT_ONCE = 8
-OPTION_NAMES = ("endpoint", "key", "secret", "token", "region")
 _FILE_PROTOCOLS = ("file", "local")
 
 
@@ -43,6 +43,9 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
         block_size: bytes of the buffer of files opened for reading.
         fo: ignored; where a chain begins.
         **options: fsspec's own, for example `use_listings_cache` and `listings_expiry_time`.
+
+    Raises:
+        UsageError: an option, or one of the target's, has no such name, or a value that is none.
     """
 
     protocol: ClassVar[str] = "gpufeed"
@@ -57,23 +60,34 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
         fo: str | None = None,
         **options: Any,
     ) -> None:
+        fsoptions.refuse_unknown(options, target_protocol)
         options.setdefault("listings_expiry_time", LISTINGS_EXPIRY_S)
         super().__init__(**options)
         self.target_protocol = target_protocol
-        self.target_options = _unwrapped(target_protocol, target_options or {})
+        self.target_options = fsoptions.target_options(target_protocol, target_options)
         self._is_local = target_protocol in _FILE_PROTOCOLS
-        self._buffer_bytes = block_size
-        self._place = Place(daemon, daemon_options(self.target_options))
+        self._buffer_bytes = fsoptions.buffer_bytes(block_size)
+        self._place = Place(daemon, fsoptions.daemon_options(self.target_options))
         # Each instance has another target, whose scheme may stand before a path; see
         # `fsspec.implementations.cached`, which does the same.
-        self._strip_protocol = self._strip_target
+        self._strip_protocol = self._strip_target  # type: ignore[method-assign] # as told
 
     # --- paths --------------------------------------------------------------------------------
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if path is None:
+            # What fsspec makes of a chain that ends here.
+            raise FileUsageError(
+                "gpufeed:// names no file: give gpufeed://bucket/key, or gpufeed:: before a whole "
+                "address, as gpufeed::oss://bucket/key"
+            )
+        return super()._strip_protocol(path)
 
     def _strip_target(self, path: Any) -> Any:
         if isinstance(path, list):
             return [self._strip_target(one) for one in path]
-        stripped: str = super()._strip_protocol(path).removeprefix(f"{self.target_protocol}://")
+        stripped: str = type(self)._strip_protocol(path).removeprefix(f"{self.target_protocol}://")
         if self._is_local:
             return stripped.rstrip("/") or "/"
         return stripped.strip("/")
@@ -124,6 +138,13 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
             return str(self.info(path)["type"])
         except FileNotFoundError:
             return ""
+
+    def modified(self, path: str) -> Any:
+        """Not told: a daemon knows versions, which are etags; see fsspec."""
+        raise NotImplementedError(
+            f"{path}: gpufeed tells no times, since versions of files are etags here: compare "
+            "info(path)['etag'], or ask the target's own filesystem"
+        )
 
     def ls(self, path: str, detail: bool = True, refresh: bool = False, **_: Any) -> list[Any]:
         """Entries right below a folder; of a file, the file itself.
@@ -215,8 +236,9 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
     ) -> Any:
         if mode != "rb":
             return self.open_for_writing(path, mode, autocommit=autocommit)
+        size_bytes = fsoptions.buffer_bytes(block_size or self._buffer_bytes)
         remote = self._remote(path, kwargs.get("etag"))
-        return ReadingFile(self, path, remote, block_size or self._buffer_bytes)
+        return ReadingFile(self, path, remote, size_bytes)
 
     def _remote(self, path: str, etag: str | None = None) -> RemoteFile:
         with as_os_errors():
@@ -291,28 +313,6 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
         if on_error == "omit":
             return {one: data for one, data in pairs if not isinstance(data, Exception)}
         return dict(pairs)
-
-
-def _unwrapped(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The target's own options.
-
-    Libraries that resolve ``gpufeed::oss://b/*.x`` by themselves (HF datasets) leave the pattern
-    behind each address that they found, as one more link of the chain, which gets the options.
-    """
-    while options.get("target_protocol") == protocol:
-        options = options.get("target_options") or {}
-    return dict(options)
-
-
-def daemon_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """What the daemon is told of a target's storage options; s3fs has names of its own."""
-    client = options.get("client_kwargs") or {}
-    named = {
-        "endpoint": options.get("endpoint_url") or client.get("endpoint_url"),
-        "region": client.get("region_name"),
-        **{name: options[name] for name in OPTION_NAMES if options.get(name)},
-    }
-    return {name: str(value) for name, value in named.items() if value}
 
 
 def _absolute(start: int | None, end: int | None, size_bytes: int) -> tuple[int, int]:

@@ -8,18 +8,24 @@ none begins with the version before.
 What is written through `open` is sent when the file is closed, as one object. Appending sends what
 was there again, with what is new. A file opened with mode ``x``, or written with ``mode="create"``,
 is looked for first; two writers at the same moment are not told apart, since the filesystems of
-object stores offer no way.
+object stores offer no way. Deleting what is not there succeeds where the target does not tell, as
+OSS and S3 do not.
+
+Whatever the target's filesystem raises is translated in one place, `_at_origin`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import fsspec
 
+from gpufeed.cachefs.fsoptions import must_be_writable
+from gpufeed.cachefs.targeterrors import as_target_errors
 from gpufeed.cachefs.units import MIB
 
 # Beyond it, what is written waits on disk.
@@ -35,11 +41,27 @@ class WritingMixin:
 
     @property
     def target(self) -> Any:
-        """The origin's own filesystem, with no listing of before."""
+        """The origin's own filesystem, with no listing of before.
+
+        Raises:
+            UsageError: there are no options for it to write with.
+        """
+        must_be_writable(self.target_protocol, self.target_options)
         if self._target_made is None:
             self._target_made = fsspec.filesystem(self.target_protocol, **self.target_options)
         self._target_made.invalidate_cache()
         return self._target_made
+
+    @contextlib.contextmanager
+    def _at_origin(self, path: str) -> Iterator[Any]:
+        """The target, for something about `path`.
+
+        Raises:
+            OSError: as of `fserrors`.
+        """
+        target = self.target
+        with as_target_errors(self._address(path)):  # type: ignore[attr-defined] # the other half's
+            yield target
 
     def _changed(self, path: str) -> None:
         self.invalidate_cache(path)  # type: ignore[attr-defined] # the other half's
@@ -53,6 +75,7 @@ class WritingMixin:
 
     def open_for_writing(self, path: str, mode: str, *, autocommit: bool) -> WritingFile:
         """A file that is there, whole, once it is closed; see `WritingFile`."""
+        must_be_writable(self.target_protocol, self.target_options)
         if mode == "xb":
             self._must_be_new(path)
         elif mode not in ("wb", "ab"):
@@ -64,10 +87,11 @@ class WritingMixin:
 
     def _send(self, path: str, spool: IO[bytes], size_bytes: int) -> None:
         """Put what was written at its place."""
-        if size_bytes <= SPOOL_BYTES_MAX:
-            self.target.pipe_file(path, spool.read(size_bytes))
-        else:
-            self.target.put_file(spool.name, path)
+        with self._at_origin(path) as target:
+            if size_bytes <= SPOOL_BYTES_MAX:
+                target.pipe_file(path, spool.read(size_bytes))
+            else:
+                target.put_file(spool.name, path)
         self._changed(path)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
@@ -75,7 +99,8 @@ class WritingMixin:
         path = self._stripped(path)
         if mode == "create":
             self._must_be_new(path)
-        self.target.pipe_file(path, value, **kwargs)
+        with self._at_origin(path) as target:
+            target.pipe_file(path, value, **kwargs)
         self._changed(path)
 
     def put_file(
@@ -86,7 +111,8 @@ class WritingMixin:
         if mode == "create":
             self._must_be_new(rpath)
         more = {} if callback is None else {"callback": callback}
-        self.target.put_file(lpath, rpath, **more, **kwargs)
+        with self._at_origin(rpath) as target:
+            target.put_file(lpath, rpath, **more, **kwargs)
         self._changed(rpath)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
@@ -95,13 +121,15 @@ class WritingMixin:
         if self.isdir(path1):  # type: ignore[attr-defined] # the other half's
             self.makedirs(path2, exist_ok=True)
             return
-        self.target.cp_file(path1, path2, **kwargs)
+        with self._at_origin(path2) as target:
+            target.cp_file(path1, path2, **kwargs)
         self._changed(path2)
 
     def rm_file(self, path: str) -> None:
-        """Delete a file."""
+        """Delete a file; whether there was one is not told by object stores."""
         path = self._stripped(path)
-        self.target.rm_file(path)
+        with self._at_origin(path) as target:
+            target.rm_file(path)
         self._changed(path)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
@@ -109,25 +137,29 @@ class WritingMixin:
         for one in [path] if isinstance(path, str) else path:
             # One by one: ossfs forgets `recursive` where it gets a list.
             stripped = self._stripped(one)
-            self.target.rm(stripped, recursive=recursive, maxdepth=maxdepth)
+            with self._at_origin(stripped) as target:
+                target.rm(stripped, recursive=recursive, maxdepth=maxdepth)
             self._changed(stripped)
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Make a folder, where the target has such a thing."""
         path = self._stripped(path)
-        self.target.mkdir(path, create_parents=create_parents, **kwargs)
+        with self._at_origin(path) as target:
+            target.mkdir(path, create_parents=create_parents, **kwargs)
         self._changed(path)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Make a folder and those above it, where the target has such a thing."""
         path = self._stripped(path)
-        self.target.makedirs(path, exist_ok=exist_ok)
+        with self._at_origin(path) as target:
+            target.makedirs(path, exist_ok=exist_ok)
         self._changed(path)
 
     def rmdir(self, path: str) -> None:
         """Remove an empty folder."""
         path = self._stripped(path)
-        self.target.rmdir(path)
+        with self._at_origin(path) as target:
+            target.rmdir(path)
         self._changed(path)
 
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
@@ -136,7 +168,8 @@ class WritingMixin:
             self.pipe_file(path, b"")
             return
         path = self._stripped(path)
-        self.target.touch(path, truncate=False, **kwargs)
+        with self._at_origin(path) as target:
+            target.touch(path, truncate=False, **kwargs)
         self._changed(path)
 
 

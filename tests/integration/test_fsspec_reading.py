@@ -459,7 +459,7 @@ def test_requests_that_make_no_sense_are_answered_and_the_session_goes_on(node, 
 
 
 def test_region_and_s3_names_reach_the_daemon() -> None:
-    from gpufeed.cachefs.fs import daemon_options
+    from gpufeed.cachefs.fsoptions import daemon_options
 
     plain = {"endpoint": "e", "key": "k", "secret": "s", "region": REGION}
     assert daemon_options({**plain, "default_block_size": 1}) == plain

@@ -6,12 +6,20 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpufeed.cachefs import calls, fswriting
 from gpufeed.cachefs.client import Session
+from gpufeed.cachefs.errors import (
+    AccessDeniedError,
+    GpufeedError,
+    NotFoundError,
+    OriginUnavailableError,
+    UsageError,
+)
 from gpufeed.cachefs.fs import GpufeedFileSystem
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET, KEY, SECRET
 
@@ -115,6 +123,48 @@ def test_a_long_file_waits_on_disk_and_arrives_whole(node, door, monkeypatch, tm
     assert door.cat_file(f"{BUCKET}/long") == data
     door.put(__file__, f"{BUCKET}/put")
     assert door.cat_file(f"{BUCKET}/put") == Path(__file__).read_bytes()
+
+
+def test_errors_of_writing_are_those_of_reading(node, door) -> None:
+    import pandas as pd
+
+    good = {"endpoint": node.standin.endpoint, "key": KEY, "secret": SECRET}
+    path = f"{BUCKET}/w/one"
+    door.pipe_file(path, b"old")
+
+    def through(options: dict[str, str], bucket: str = BUCKET) -> Iterator[GpufeedError]:
+        other = GpufeedFileSystem("oss", {**good, **options}, skip_instance_cache=True)
+        frame = pd.DataFrame({"x": [1]})
+        url = f"gpufeed::oss://{bucket}/w/one"
+        for call in (
+            lambda: other.pipe_file(f"{bucket}/w/one", b"new"),
+            lambda: other.rm_file(f"{bucket}/w/one"),
+            lambda: other.rm(f"{bucket}/w/one"),
+            lambda: other.put_file(__file__, f"{bucket}/w/one"),
+            lambda: frame.to_csv(url, storage_options={"oss": {**good, **options}}),
+        ):
+            with pytest.raises(GpufeedError) as caught:
+                call()
+            assert "\n" not in str(caught.value)
+            assert "{" not in str(caught.value)
+            yield caught.value
+
+    for error in through({"secret": "wrong"}):
+        assert isinstance(error, AccessDeniedError)
+        assert isinstance(error, PermissionError)
+        assert "target_options" in str(error)
+    for error in through({"endpoint": "http://127.0.0.1:1"}):
+        assert isinstance(error, OriginUnavailableError)
+        assert isinstance(error, OSError)
+        assert f"oss://{BUCKET}/w" in str(error)
+    for error in through({}, "no-such-bucket"):
+        assert isinstance(error, NotFoundError)
+        assert isinstance(error, FileNotFoundError)
+    assert door.cat_file(path) == b"old"
+    with pytest.raises(UsageError, match="the daemon's credentials are for reading"):
+        pd.DataFrame({"x": [1]}).to_csv(f"gpufeed://{path}")
+    # As the documentation says: object stores do not tell.
+    door.rm_file(f"{BUCKET}/w/none")
 
 
 def test_a_target_of_local_files_needs_the_daemons_leave(node, tmp_path, monkeypatch) -> None:
