@@ -146,6 +146,10 @@ class GpufeedFileSystem(WritingMixin, ChainedFileSystem):  # type: ignore[misc] 
             "info(path)['etag'], or ask the target's own filesystem"
         )
 
+    def created(self, path: str) -> Any:
+        """Not told, as `modified`."""
+        return self.modified(path)
+
     def ls(self, path: str, detail: bool = True, refresh: bool = False, **_: Any) -> list[Any]:
         """Entries right below a folder; of a file, the file itself.
 

@@ -28,7 +28,8 @@ DOOR_OPTIONS = (*FSSPEC_OPTIONS, "daemon", "block_size")
 OSSFS_OPTIONS = (
     "endpoint", "key", "secret", "token", "default_cache_type", "default_block_size",
 )  # fmt: skip
-OSS_OPTIONS = (*DAEMON_OPTIONS, *OSSFS_OPTIONS[-2:], *FSSPEC_OPTIONS)
+_OSS_NAMES = tuple(dict.fromkeys((*DAEMON_OPTIONS, *OSSFS_OPTIONS)))
+OSS_OPTIONS = (*_OSS_NAMES, *FSSPEC_OPTIONS)
 _CREDENTIALS_ARE_FOR_READING = (
     "give target_options with endpoint, key and secret: the daemon's credentials are for reading"
 )
@@ -72,10 +73,10 @@ def target_options(protocol: str, options: Mapping[str, Any] | None) -> dict[str
     for name in options if protocol == "oss" else ():
         if name not in OSS_OPTIONS:
             meant = _nearest(name, OSS_OPTIONS)
+            known = ", ".join(_OSS_NAMES)
             raise FileUsageError(
                 f"target_options of oss have no {name!r}; "
-                + (f"did you mean {meant}? " if meant else "")
-                + f"Known are {', '.join(OSS_OPTIONS[: len(DAEMON_OPTIONS) + 2])}"
+                + (f"did you mean {meant}? Known are {known}" if meant else f"known are {known}")
             )
     return dict(options)
 

@@ -27,7 +27,7 @@ TARGET = {"endpoint": "http://127.0.0.1:1", "key": "K", "secret": "hidden"}
         ),
         ({"target_options": {**TARGET, "endpiont": "x"}}, "no 'endpiont'; did you mean endpoint"),
         ({"target_options": {"endpoint_url": "x"}}, "did you mean endpoint"),
-        ({"target_options": {"anon": True}}, "no 'anon'; Known are endpoint, key, secret, token"),
+        ({"target_options": {"anon": True}}, "no 'anon'; known are endpoint, key, secret, token"),
         ({"target_options": "http://x"}, "must be a mapping of names to values, not str"),
         ({"block_size": "1MiB"}, "block_size is '1MiB'; it must be a positive number of bytes"),
         ({"block_size": 0}, "block_size is 0; it must"),
@@ -86,8 +86,10 @@ def test_an_address_without_a_path_names_no_file() -> None:
 
 
 def test_times_are_not_told_and_the_message_says_why() -> None:
-    with pytest.raises(NotImplementedError, match="versions of files are etags"):
-        GpufeedFileSystem().modified("bucket/key")
+    door = GpufeedFileSystem()
+    for call in (door.modified, door.created):
+        with pytest.raises(NotImplementedError, match="versions of files are etags"):
+            call("bucket/key")
 
 
 @pytest.mark.parametrize(

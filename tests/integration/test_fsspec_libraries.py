@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 
@@ -74,6 +75,20 @@ def test_pandas_writes_through_ossfs_and_the_next_read_is_new(node, target, fram
     for part in (frame, frame[:100]):
         part.to_parquet(url, storage_options=options)
         pd.testing.assert_frame_equal(pd.read_parquet(url, storage_options=options), part)
+
+
+def test_pandas_compresses_where_it_is_told_to_or_the_address_is_plain(node, target, frame) -> None:
+    import pandas as pd
+
+    chained, short = f"gpufeed::oss://{BUCKET}/c.csv.gz", f"gpufeed://{BUCKET}/s.csv.gz"
+    told = {"storage_options": {"oss": target}, "compression": "gzip"}
+    frame.to_csv(chained, index=False, **told)
+    frame.to_csv(short, index=False, storage_options={"target_options": target})
+    for name in ("c.csv.gz", "s.csv.gz"):
+        packed = gzip.decompress((node.bucket / name).read_bytes())
+        assert packed.decode() == frame.to_csv(index=False)
+    pd.testing.assert_frame_equal(pd.read_csv(chained, **told), frame)
+    pd.testing.assert_frame_equal(pd.read_csv(short), frame)
 
 
 def test_pyarrow_reads_a_dataset_by_its_columns(node, frame) -> None:
