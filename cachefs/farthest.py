@@ -180,13 +180,19 @@ class Farthest:
     def top(self, now_s: float) -> tuple[int, float] | None:
         """The shard with the farthest horizon, and that horizon; hide it before the next call."""
         best = None
-        for _ in range(LOOKS_MAX):
+        looks = 0
+        while looks < LOOKS_MAX:
             chunk = int(self._chunk_s.argmax())
             if self._chunk_s[chunk] <= STAYS_S:
                 return None
             begin = chunk * CHUNK_COUNT
             number = begin + int(self._horizon_s[begin : begin + CHUNK_COUNT].argmax())
             noted_s = float(self._horizon_s[number])
+            if noted_s <= STAYS_S:
+                # What was noted of the chunk is gone or stays by now. Once a chunk: no look.
+                self._chunk_s[chunk] = noted_s
+                continue
+            looks += 1
             horizon_s = self.predict_s(number, now_s)
             best = number, horizon_s
             self._horizon_s[number] = horizon_s

@@ -12,7 +12,7 @@ small dataset is forecast often, wait in a dictionary, `FURTHER_MAX` a shard and
 the forecast is not remembered.
 
 Invariants:
-    - `first <= second`, and both are `NEVER` where the job does not want the shard (again);
+    - `first <= second <= further ones`; `NEVER` where the job does not want the shard (again);
     - a number is free again when no session claims its shard and the policy does not `keep` it.
 
 No clock: times are passed in, in seconds of any one monotonic clock. Owned by one thread.
@@ -20,6 +20,7 @@ No clock: times are passed in, in seconds of any one monotonic clock. Owned by o
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -135,6 +136,9 @@ class NextUses:
                 self._leaving[number] = False
                 self._first[:, number] = NEVER
                 self._second[:, number] = NEVER
+                if self._further:
+                    for row in range(self._rows_used):
+                        self._further.pop((row, number), None)
                 return number
         return None
 
@@ -279,17 +283,22 @@ class NextUses:
 
     def _append_again(self, row: int, number: int, position: float) -> None:
         """Like `_append`, of one shard that has a first position."""
-        if self._second[row, number] != NEVER:
+        if self._second[row, number] == NEVER:
+            self._second[row, number] = position
+        else:
             self._append_further(row, number, position)
-            return
-        first = self._first[row, number]
-        self._first[row, number] = min(first, position)
-        self._second[row, number] = max(first, position)
+        first, second = self._first[row, number], self._second[row, number]
+        if second < first:
+            self._first[row, number], self._second[row, number] = second, first
 
     def _append_further(self, row: int, number: int, position: float) -> None:
+        """A third position or a later one, unless it is nearer than the second: then that is."""
+        second = float(self._second[row, number])
+        if position < second:
+            self._second[row, number], position = position, second
         further = self._further.setdefault((row, number), [])
-        if len(further) < FURTHER_MAX:
-            further.append(position)
+        bisect.insort(further, position)
+        del further[FURTHER_MAX:]
 
     def used(self, session: int, number: int) -> None:
         """The session begins to read a shard: the first pending position of it is over."""

@@ -44,6 +44,20 @@ def test_of_a_shard_forecast_without_end_the_nearest_uses_are_remembered() -> No
     assert waits == [0.0] * (FURTHER_MAX + 2) + [np.inf]
 
 
+def test_the_nearest_use_comes_first_whichever_rank_told_it() -> None:
+    uses = uses_of("a", "b")
+    uses.join(2, "job")
+    a, b = uses.find("a"), uses.find("b")
+    # Of one job's two ranks, the first reads "a" after four others, again and again.
+    uses.forecast(1, np.array([b, b, b, b, a, a, a, a], np.int32), anew=True)
+    uses.forecast(2, np.array([b, a, b, a], np.int32), anew=True)
+    waits = []
+    for _ in range(6):
+        waits.append(uses.wait_s(a))
+        uses._promote(0, a)
+    assert waits == [1, 3, 4, 5, 6, 7]
+
+
 def test_numbers_that_leave_and_come_back_are_not_noted_without_end() -> None:
     uses = NextUses()
     digests = [str(i) for i in range(1000)]
@@ -56,6 +70,21 @@ def test_numbers_that_leave_and_come_back_are_not_noted_without_end() -> None:
     fresh = uses.numbers(f"new {i}" for i in range(1000))
     uses.claim(99, fresh)
     assert sorted(fresh.tolist()) == list(range(1000))
+
+
+def test_a_number_that_is_given_on_has_nothing_of_its_last_shard() -> None:
+    uses = NextUses()
+    for session, digest in ((1, "a"), (2, "b")):
+        uses.claim(session, uses.numbers([digest]))
+        uses.join(session, "job")
+    uses.forecast(1, np.zeros(5, np.int32), anew=True)
+    uses.drop(1)
+    (number,) = uses.numbers(["new"])
+    assert number == 0
+    uses.claim(2, np.array([number], np.int32))
+    for _ in range(3):
+        assert uses.wait_s(number) == np.inf
+        uses.used(2, number)
 
 
 def test_positions_are_moved_down_once_enough_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
