@@ -41,6 +41,8 @@ FURTHER_MAX = 64
 # Positions are moved down before they reach this, where so many have been read: it takes a while.
 _REBASE_AT = 1 << 23
 _REBASE_LEAST = 1 << 20
+# What a newly measured rate counts against those before.
+RATE_SHARE = 0.2
 _FIRST_CAPACITY = 1024
 # `ndarray.min` without its Python wrapper, which costs as much as the work does here.
 _least = np.minimum.reduce
@@ -51,6 +53,7 @@ _LEAVERS_AT_ONCE = 1024
 class _Job:
     row: int
     rate_per_s: float = 1.0
+    has_rate: bool = False
     cursor: float = 0.0
     sessions: dict[int, _Session] = field(default_factory=dict)
 
@@ -334,8 +337,11 @@ class NextUses:
         assert shards_per_s > 0, shards_per_s
         job = self._session(session).job
         if job is not None:
-            job.rate_per_s = shards_per_s
-            self._per_position_s[job.row] = 1.0 / shards_per_s
+            # The first one counts whole; later ones err to both sides, and less on the average.
+            share = RATE_SHARE if job.has_rate else 1.0
+            job.has_rate = True
+            job.rate_per_s += share * (shards_per_s - job.rate_per_s)
+            self._per_position_s[job.row] = 1.0 / job.rate_per_s
 
     def drop(self, session: int) -> None:
         """The session ended: plans are leases."""

@@ -149,12 +149,11 @@ def _run_in_processes(
             progress.update(len(rows), _note(futures[future]))
     finally:
         with deferred():
-            processes = list((pool._processes or {}).values())
-            pool.shutdown(wait=False, cancel_futures=True)
             if len(rows) < len(cells):
-                for process in processes:
+                # There is no other way to end what they are at.
+                for process in list((pool._processes or {}).values()):
                     process.kill()
-            pool.shutdown(wait=True)
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _leave_signals_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,7 @@ def test_processes_and_one_process_find_the_same() -> None:
         return runner.run(options, Silent())["rows"]
 
     assert rows(1) == rows(2)
+    assert multiprocessing.active_children() == []
 
 
 def test_the_cost_of_decisions_is_measured(tmp_path: Path, capsys) -> None:
