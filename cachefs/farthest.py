@@ -24,7 +24,7 @@ from gpufeed.cachefs.shares import Shares
 CHUNK_COUNT = 512
 # One chunk is predicted anew every so many decisions; at each one after a job came or went, until
 # all were.
-SWEEP_EVERY_DECISIONS = 4
+SWEEP_EVERY_DECISIONS = 8
 # Predictions tried in one search; more only if everything noted is out of date.
 LOOKS_MAX = 64
 RESTORED_AGE_S = 60.0
