@@ -9,6 +9,8 @@ Credentials and endpoint are named as ossfs's ``storage_options`` name them: ``e
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
 from dataclasses import dataclass, field
 
 from gpufeed.cachefs.errors import ConfigError
@@ -16,7 +18,7 @@ from gpufeed.cachefs.units import BLOCK_BYTES, GIB, KIB, MIB, format_bytes, pars
 
 # IFNAMSIZ of Linux, less the closing zero.
 INTERFACE_NAME_BYTES_MAX = 15
-
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 CREDENTIAL_KINDS = ("auto", "static", "env", "rrsa", "ecs", "uri", "anonymous")
 
@@ -206,38 +208,64 @@ class PolicyConfig:
         """
         _require(0 <= self.adhoc_ratio <= 1, "policy.adhoc_ratio must be in [0, 1]")
         _require(self.ttl_s >= 0, "policy.ttl_s must not be negative")
-        for prefix in (*self.pins, *(rule.prefix for rule in self.rules)):
-            _require(
-                "://" in prefix,
-                f"policy has {prefix!r}; write prefixes with their scheme, for example "
-                "oss://bucket/train/",
-            )
+        for name, prefixes in (("quotas", self.quota_bytes), ("pins", self.pins)):
+            for prefix in prefixes:
+                scheme = SCHEME.match(prefix)
+                _require(
+                    scheme is not None and scheme.end() < len(prefix),
+                    f"policy.{name} has {prefix!r}; write prefixes with their scheme and what they "
+                    "stand for, for example oss://bucket/train/",
+                )
         for tenant, weight in self.weights.items():
-            _require(weight > 0, f"policy.tenant_weights: the weight of {tenant} must be above 0")
+            _require(bool(tenant), "policy.tenant_weights has a weight without a tenant's name")
+            _require(
+                0 < weight < math.inf,
+                f"policy.tenant_weights: the weight of {tenant} is {weight}; it must be above 0 "
+                "and finite",
+            )
 
     @property
     def rules(self) -> tuple[PrefixRule, ...]:
         """Quotas and pins, one rule a prefix."""
-        quotas = {prefix: parse_bytes(size) for prefix, size in _pairs("quotas", self.quotas)}
+        quotas = self.quota_bytes
         return tuple(
             PrefixRule(prefix, quotas.get(prefix, 0), prefix in self.pins)
             for prefix in dict.fromkeys((*quotas, *self.pins))
         )
 
     @property
+    def quota_bytes(self) -> dict[str, int]:
+        """`quotas`, read."""
+        try:
+            return {prefix: parse_bytes(size) for prefix, size in _pairs("quotas", self.quotas)}
+        except ConfigError as error:
+            told = str(error).removeprefix("policy.quotas: ")
+            raise ConfigError(f"policy.quotas: {told}") from None
+
+    @property
     def weights(self) -> dict[str, float]:
         """`tenant_weights`, read."""
-        try:
-            pairs = _pairs("tenant_weights", self.tenant_weights)
-            return {tenant: float(weight) for tenant, weight in pairs}
-        except ValueError as error:
-            raise ConfigError(f"policy.tenant_weights: {error}") from None
+        pairs = _pairs("tenant_weights", self.tenant_weights)
+        return {tenant: _weight(text) for tenant, text in pairs}
+
+
+def _weight(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"policy.tenant_weights: {text!r} is not a number") from None
 
 
 def _pairs(name: str, values: tuple[str, ...]) -> list[tuple[str, str]]:
+    """NAME=VALUE taken apart; no name comes twice."""
+    pairs: dict[str, str] = {}
     for value in values:
-        _require("=" in value, f"policy.{name} has {value!r}; write NAME=VALUE")
-    return [(key, text) for key, _, text in (value.rpartition("=") for value in values)]
+        _require("=" in value, f"policy.{name}: {value!r} is not of the form NAME=VALUE")
+        key, _, text = value.rpartition("=")
+        key, text = key.strip(), text.strip()
+        _require(key not in pairs, f"policy.{name}: {key!r} is given twice; keep one of them")
+        pairs[key] = text
+    return list(pairs.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufeed.cachefs.config import ArenaConfig, OriginConfig, PolicyConfig, StoreConfig
+from gpufeed.cachefs.config import SCHEME, ArenaConfig, OriginConfig, PolicyConfig, StoreConfig
 from gpufeed.cachefs.errors import ConfigError
 from gpufeed.daemon.machine import Derived, Machine
 from gpufeed.daemon.settingvalues import Key, keys_of, nearest, read_value
@@ -83,7 +83,7 @@ class DaemonConfig:
         )
         for prefix in self.allow:
             _require(
-                "://" in prefix,
+                SCHEME.match(prefix) is not None,
                 f"daemon.allow has {prefix!r}; write prefixes with their scheme, for example "
                 "oss://bucket/",
             )

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 
 from gpufeed.cachefs.errors import ConfigError
 from gpufeed.cachefs.origin.oss_address import Address, cautions
-from gpufeed.cachefs.units import format_bytes
 from gpufeed.daemon.config import KEYS, LoadedSettings, add_config_flags, load_settings
-from gpufeed.daemon.listen import SOCKET_PATH_BYTES_MAX
-from gpufeed.daemon.machine import Machine, is_creatable, nearest_existing
 from gpufeed.daemon.settingvalues import show_value
+from gpufeed.daemon.startchecks import excess, refusals, taken
 
 
 def command(argv: list[str]) -> int:
@@ -73,38 +70,16 @@ def _as_json(loaded: LoadedSettings) -> str:
 
 
 def _check(loaded: LoadedSettings) -> int:
-    problems = list(_problems(loaded))
+    problems = [*refusals(loaded), *taken(loaded)]
     for problem in problems:
         sys.stderr.write(f"gpufeed: {problem}\n")
     if problems:
-        return ConfigError.exit_status
+        # A setting to be corrected goes before what may be free at another time.
+        return min(problem.exit_status for problem in problems)
     for note in _notes(loaded):
         sys.stdout.write(f"note: {note}\n")
     sys.stdout.write(f"the configuration is valid (file: {loaded.config_path or 'none'})\n")
     return 0
-
-
-def _problems(loaded: LoadedSettings) -> Iterator[str]:
-    """What would stop a daemon from starting."""
-    settings, provenance = loaded.settings, loaded.provenance
-    socket_path = settings.daemon.socket_path
-    if len(os.fsencode(socket_path)) > SOCKET_PATH_BYTES_MAX:
-        yield (
-            f"daemon.socket_path is {len(os.fsencode(socket_path))} bytes long "
-            f"({provenance['daemon.socket_path']}); the system allows {SOCKET_PATH_BYTES_MAX}"
-        )
-    path = settings.store.path
-    if path and not is_creatable(path):
-        yield (
-            f"store.path {path} cannot be written ({provenance['store.path']}); choose another, "
-            "or --memory-only"
-        )
-    limit = Machine().memory_limit()
-    if settings.arena.size_bytes > limit.value:
-        yield (
-            f"arena.size_bytes is {format_bytes(settings.arena.size_bytes)} "
-            f"({provenance['arena.size_bytes']}), more than {limit.how}"
-        )
 
 
 def _notes(loaded: LoadedSettings) -> Iterator[str]:
@@ -112,14 +87,16 @@ def _notes(loaded: LoadedSettings) -> Iterator[str]:
     settings = loaded.settings
     if not settings.store.path:
         yield "memory only: nothing is cached on disk"
-    elif settings.store.capacity_bytes:
-        found = os.statvfs(nearest_existing(settings.store.path))
-        total_bytes = found.f_blocks * found.f_frsize
-        if settings.store.capacity_bytes > total_bytes:
-            yield (
-                f"store.capacity_bytes is {format_bytes(settings.store.capacity_bytes)}, its "
-                f"filesystem has {format_bytes(total_bytes)}"
-            )
+    yield from excess(loaded)
+    for name, prefixes in (
+        ("policy.quotas", settings.policy.quota_bytes), ("policy.pins", settings.policy.pins),
+    ):  # fmt: skip
+        for prefix in prefixes:
+            if not prefix.endswith("/"):
+                yield (
+                    f"{name}: {prefix} also covers {prefix}-private and whatever else begins with "
+                    "it; end it with / to mean what lies under it"
+                )
     if not settings.origin.endpoint:
         yield "origin.endpoint is not set: clients must name one for oss:// in storage_options"
         return

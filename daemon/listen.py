@@ -54,6 +54,21 @@ class SocketLock:
             self._descriptor = -1
 
 
+def is_taken(socket_path: str) -> bool:
+    """Whether a daemon listens there, or is about to; nothing is made."""
+    try:
+        descriptor = os.open(socket_path + ".lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def bind(socket_path: str) -> socket.socket:
     """Bind and listen. The caller holds the socket's lock.
 

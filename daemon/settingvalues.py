@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import tomllib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ _WANTED: dict[Kind, str] = {
     "float": "a number",
     "bool": "true or false",
     "str": "a string",
-    "list": "a list of strings",
+    "list": "a list of strings, none of them empty (in a variable: separated by commas, or a TOML "
+    "array)",
 }  # fmt: skip
 _READERS: dict[Kind, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
     "bytes": ((str, int), parse_bytes),
@@ -107,10 +109,33 @@ def _read(kind: Kind, value: Any) -> Any:
     if isinstance(value, bool):
         raise TypeError
     if kind == "list":
-        parts = value.split(",") if isinstance(value, str) else _check(value, (list, tuple))
-        return tuple(_check(part, (str,)).strip() for part in parts if part.strip())
+        return _read_list(value)
     types, convert = _READERS[kind]
     return convert(_check(value, types))
+
+
+def _read_list(value: Any) -> tuple[str, ...]:
+    """Of a list, each of whose strings may be a TOML array, as flags give them; or of text."""
+    if not isinstance(value, str):
+        parts: list[Any] = []
+        for part in _check(value, (list, tuple)):
+            is_array = isinstance(part, str) and part.lstrip().startswith("[")
+            parts.extend(_toml_array(part) if is_array else [part])
+    elif value.lstrip().startswith("["):
+        parts = _toml_array(value)
+    else:
+        parts = value.split(",") if value.strip() else []
+    stripped = tuple(_check(part, (str,)).strip() for part in parts)
+    if "" in stripped:
+        raise ValueError
+    return stripped
+
+
+def _toml_array(text: str) -> list[Any]:
+    table = tomllib.loads(f"value = {text}")
+    if list(table) != ["value"]:
+        raise ValueError
+    return list(_check(table["value"], (list,)))
 
 
 def _check(value: Any, types: tuple[type, ...]) -> Any:

@@ -48,6 +48,7 @@ from gpufeed.daemon.config import Settings, add_config_flags, load_settings
 from gpufeed.daemon.datasets import Datasets
 from gpufeed.daemon.listen import listening
 from gpufeed.daemon.session import SessionServer
+from gpufeed.daemon.startchecks import excess, require_startable
 
 _LOG = logging.getLogger("gpufeed.daemon")
 ALLOW_ALL = ("",)
@@ -220,13 +221,17 @@ def command(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.embedded:
         _detach()
-    settings = load_settings(arguments).settings
+    loaded = load_settings(arguments)
+    settings = loaded.settings
     logging.basicConfig(
         level=settings.daemon.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
     try:
+        require_startable(loaded)
+        for warning in excess(loaded):
+            _LOG.warning("%s", warning)
         uvloop.run(serve(settings, embedded=arguments.embedded, ready_fd=arguments.ready_fd))
     except GpufeedError as error:
         # Whoever waits for the ready line learns why there will be none.

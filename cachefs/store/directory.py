@@ -78,6 +78,24 @@ class CacheDirectory:
             self.close()
             raise
 
+    def check(self) -> None:
+        """Check what `open` would of a directory that exists; nothing is made.
+
+        Raises:
+            OperatorError: as `open`.
+            StorageError: the disk refused.
+        """
+        try:
+            self._check_identity()
+            if os.path.exists(os.path.join(self.path, LOCK_NAME)):
+                self._take_lock()
+        except OSError as error:
+            raise StorageError(
+                f"cannot use the cache directory {self.path}: {error.strerror}"
+            ) from error
+        finally:
+            self.close()
+
     def _check_identity(self, *, write: bool = False) -> None:
         try:
             with open(self._identity_path, encoding="utf-8") as file:

@@ -81,6 +81,17 @@ class TestPrecedence:
         flags = ("--allow", "oss://a/", "--allow", "oss://b,c/")
         assert load(flags=flags).settings.daemon.allow == ("oss://a/", "oss://b,c/")
 
+    def test_a_list_in_text_may_be_a_toml_array(self, load):
+        both = ("oss://a/", "oss://b,c/")
+        array = '["oss://a/", "oss://b,c/"]'
+        assert load(GPUFEED_DAEMON_ALLOW=array).settings.daemon.allow == both
+        assert load(flags=("--allow", array)).settings.daemon.allow == both
+
+    @pytest.mark.parametrize("text", ["[oss://a/]", "['oss://a/'", "[1]", "oss://a/,,oss://b/"])
+    def test_a_list_that_is_none_is_refused(self, load, text):
+        with pytest.raises(ConfigError, match=r"pins is .*POLICY_PINS\); it must be a list of str"):
+            load(GPUFEED_POLICY_PINS=text)
+
     def test_the_file_may_be_named_by_the_environment(self, load, tmp_path):
         (tmp_path / "e.toml").write_text("[store]\nio_threads = 7\n")
         loaded = load(GPUFEED_CONFIG=str(tmp_path / "e.toml"))
@@ -165,6 +176,17 @@ class TestErrors:
             ("[daemon]\nlinger_s = 'x'", "a number"),
             ("[daemon]\nallow = [1]", "list of strings"),
             ("[daemon]\nallow = ['bucket']", "write prefixes with their scheme"),
+            ("[policy]\npins = ['']", "policy.pins is .*none of them empty"),
+            ("[policy]\npins = ['oss://']", r"policy.pins has 'oss://'.*\(policy.pins: file "),
+            ("[policy]\npins = ['O!://b/']", "with their scheme"),
+            ("[policy]\nquotas = ['://b/=1GB']", "policy.quotas has '://b/'"),
+            ("[policy]\nquotas = ['oss://b/=10XB']", r"policy.quotas: '10XB' is not a size.*file "),
+            ("[policy]\nquotas = ['oss://b/=1GB', 'oss://b/=2GB']", "'oss://b/' is given twice"),
+            ("[policy]\ntenant_weights = ['a=x']", "tenant_weights: 'x' is not a number.*file "),
+            ("[policy]\ntenant_weights = ['=2']", "without a tenant's name"),
+            ("[policy]\ntenant_weights = ['a=inf']", "weight of a is inf; .* finite"),
+            ("[policy]\ntenant_weights = ['a=nan']", "weight of a is nan"),
+            ("[policy]\ntenant_weights = ['a=0']", "weight of a is 0.0"),
             ("[daemon]\nlog_level = 'loud'", "must be one of debug"),
             ("[daemon]\nsessions_max = 0", r"sessions_max is 0.*\(daemon\.sessions_max: file "),
             ("[store]\nfree_floor_ratio = 2", r"must be in \[0, 1\).*file "),
@@ -213,6 +235,8 @@ class TestCommand:
             if name.startswith(("GPUFEED_", "OSS_")):
                 monkeypatch.delenv(name)
         monkeypatch.setenv("GPUFEED_STORE_PATH", str(tmp_path))
+        monkeypatch.setenv("GPUFEED_DAEMON_SOCKET_PATH", str(tmp_path / "d.sock"))
+        monkeypatch.setenv("GPUFEED_DAEMON_HTTP_PORT", "-1")
         monkeypatch.setenv("GPUFEED_ORIGIN_KEY", "the-key")
         monkeypatch.setenv("GPUFEED_ORIGIN_SECRET", "the-secret")
 
@@ -248,7 +272,8 @@ class TestCommand:
         out = capsys.readouterr().out
         assert "note: oss-cn-hangzhou.aliyuncs.com is a public endpoint" in out
         assert "note: origin.region is cn-beijing, but the endpoint" in out
-        assert configcommand.command(["check", "--arena", "64MiB", "--endpoint", "h/path"]) == 0
+        flags = ("--endpoint", "h/path", "--allow", "s3://")
+        assert configcommand.command(["check", "--arena", "64MiB", *flags]) == 0
         assert "note: the endpoint 'h/path' is no address" in capsys.readouterr().out
 
     @pytest.mark.parametrize(

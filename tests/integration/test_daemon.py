@@ -241,6 +241,8 @@ def test_an_object_overwritten_under_a_plan_is_an_error_with_both_versions(node)
         ((), {"GPUFEED_ORIGIN_ENDPIONT": "x"}, "did you mean"),
         (("--cache-path", "/proc/nowhere"), {}, "/proc/nowhere"),
         (("--arena", "1KiB"), {}, "arena"),
+        (("--arena", "900TiB"), {}, "more than"),
+        (("--endpoint", "ftp://x"), {}, "origin.endpoint is 'ftp://x'"),
     ],
     ids=lambda value: str(value)[:30],
 )

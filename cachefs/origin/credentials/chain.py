@@ -105,7 +105,25 @@ class CredentialBook:
             found = self._providers.get(key)
             if found is None:
                 found = self._providers[key] = self._chosen(config, region, internal)
+                role = f", role {config.role_arn}" if config.role_arn else ""
+                how = "" if config.credentials != "auto" else " (found by credentials = auto)"
+                _LOG.info("origin credentials: %s%s%s", self._kind(config), role, how)
             return found
+
+    def check(self, config: OriginConfig, region: str, *, internal: bool) -> bool:
+        """Check what `provider` would, asking nobody.
+
+        Returns:
+            Whether requests will be signed; False also where that is not known before asking.
+
+        Raises:
+            ConfigError: what the kind needs is not set.
+        """
+        self._chosen(config, region, internal)
+        return bool(config.role_arn) or self._kind(config) not in ("ecs-if-any", "anonymous")
+
+    def _kind(self, config: OriginConfig) -> str:
+        return config.credentials if config.credentials != "auto" else self._found(config)
 
     def _chosen(self, config: OriginConfig, region: str, internal: bool) -> CredentialProvider:
         def sts(role_arn: str) -> Sts:
@@ -116,8 +134,6 @@ class CredentialBook:
                 tls=client_context(config.ca_file),
             )
 
-        kind = config.credentials if config.credentials != "auto" else self._found(config)
-        how = "" if config.credentials != "auto" else " (found by credentials = auto)"
         makers: Mapping[str, Callable[[], CredentialProvider]] = {
             "static": lambda: _fixed(config.key, config.secret, config.token),
             "env": self._from_environment,
@@ -127,17 +143,18 @@ class CredentialBook:
             "uri": lambda: self._renewed(self._uri(config)),
             "anonymous": lambda: _fixed("", "", ""),
         }
-        provider = makers[kind]()
+        provider = makers[self._kind(config)]()
         if config.role_arn:
             provider = self._renewed(AssumedRole(sts(config.role_arn), provider), provider)
-        role = f", role {config.role_arn}" if config.role_arn else ""
-        _LOG.info("origin credentials: %s%s%s", kind, role, how)
         return provider
 
     def _found(self, config: OriginConfig) -> str:
         """The kind that ``auto`` stands for here."""
         if config.key:
-            return "static"
+            given = (config.key, config.secret, config.token)
+            told = tuple(self._environ.get(name, "") for name in _KEY_VARIABLES[0])
+            # The daemon's settings take these variables in as their weakest source.
+            return "env" if given == told else "static"
         if any(self._environ.get(name) for names in _KEY_VARIABLES for name in names[:2]):
             return "env"
         if all(self._told(name) for name in _RRSA_VARIABLES):

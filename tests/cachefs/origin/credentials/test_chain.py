@@ -49,6 +49,12 @@ def cloud(services, tls_files, tmp_path):
 
 
 class TestAuto:
+    async def test_a_key_that_the_environment_holds_is_called_env(self, cloud, caplog):
+        caplog.set_level(logging.INFO)
+        provider = cloud.provider(OSS_PAIR, key="oss", secret="s")
+        assert await provider.get() == Credentials("oss", "s", "")
+        assert "origin credentials: env (found by credentials = auto)" in caplog.text
+
     async def test_the_first_in_the_documented_order_is_taken(self, cloud, caplog):
         caplog.set_level(logging.INFO)
         everything = {**OSS_PAIR, **CLOUD_PAIR, **cloud.rrsa, **cloud.named, **cloud.uri}
