@@ -91,7 +91,7 @@ def test_what_nobody_reads_expires(node) -> None:
 
 
 def test_a_quota_of_the_configuration_holds(node) -> None:
-    node.put_tars(6, 12)
+    node.put_tars(6, 24)
     size = (node.bucket / "train-000.tar").stat().st_size
     quota = 3 * (size + 80_000)
     process = node.start(GPUFEED_POLICY_QUOTAS=f"oss://{BUCKET}/train-={quota}")
