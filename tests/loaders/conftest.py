@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 def nothing_left():
     """No child process, feeder thread or session outlives a test."""
     import fake_session
+    from open_files import open_fds
 
     before = open_fds()
     yield
@@ -28,14 +28,3 @@ def nothing_left():
     # Pools of helper processes (fork server, resource tracker) may keep a few of their own.
     leaked = {fd: name for fd, name in open_fds().items() if fd not in before}
     assert not [n for n in leaked.values() if "memfd:gpufeed" in n or "event" in n], leaked
-
-
-def open_fds() -> dict[int, str]:
-    """Descriptors of this process and what they are."""
-    found = {}
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
-        except OSError:
-            continue
-    return found

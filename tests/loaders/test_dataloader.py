@@ -9,7 +9,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import open_fds
 from fake_session import FakeDaemon, make_shards
 from loader_helpers import (
     exact,
@@ -24,6 +23,7 @@ from loader_helpers import (
     variable,
     whole,
 )
+from open_files import open_fds
 from torch.utils.data import default_collate
 
 from gpufeed.cachefs.errors import (
