@@ -219,7 +219,8 @@ class ShardStore:
         if spec.digest in self._shards or intake.is_committing(spec.digest):
             return None
         now_s = self._clock.monotonic_s()
-        if not self._health.admits(now_s):
+        # A probe that cannot begin would only hold up its readers.
+        if disk.threads.hangs or not self._health.admits(now_s):
             return None
         if not disk.pace.cap.admits(now_s):
             self._metrics.add("write_capped_total")

@@ -51,6 +51,11 @@ class DiskThreads:
         # Shared results (an open descriptor) may have lost everybody who waited for them.
         _ = future.cancelled() or future.exception()
 
+    @property
+    def hangs(self) -> bool:
+        """Every thread is held by a call that is late: whoever came now would only wait."""
+        return self._all_hang
+
     async def run(self, function: Callable[..., _Result], *args: object) -> _Result:
         """Run `function` in a thread, to the end however long that takes."""
         return await finished(self.submit(function, *args))

@@ -96,7 +96,6 @@ class ChaosNode(Node):
         return super().environment(**{
             "GPUFEED_ARENA_EXTENT_BYTES": str(EXTENT_BYTES),
             "GPUFEED_STORE_PATH": str(self.cache),
-            "GPUFEED_STORE_PROBE_AFTER_S": "3",
             "GPUFEED_DAEMON_LOG_LEVEL": "debug",
             **extra,
         })  # fmt: skip
