@@ -26,55 +26,56 @@ def _parser() -> argparse.ArgumentParser:
         description="Measures how well a training loop is fed, before gpufeed and after.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    raw = argparse.RawDescriptionHelpFormatter
-    run = commands.add_parser(
+
+    def command(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=summary, description=description, epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+
+    work_dir = Path.home() / ".cache" / "gpufeed-bench"
+    run = command(
         "run",
-        help="train on demo data through every contender and compare",
-        description="Makes demo data, plays object storage, emulates an accelerator, and trains.",
-        epilog=_RUN_EXAMPLE,
-        formatter_class=raw,
+        "train on demo data through every contender and compare",
+        "Makes demo data, plays object storage, emulates an accelerator, and trains.",
+        _RUN_EXAMPLE,
     )
-    add_run_flags(run, work_dir=Path.home() / ".cache" / "gpufeed-bench")
+    add_run_flags(run, work_dir=work_dir)
     _add_outputs(run)
-    report = commands.add_parser(
+    report = command(
         "report",
-        help="show a result again: table, HTML page",
-        description="Reads a result that `cachebench run --json` wrote.",
-        epilog=_REPORT_EXAMPLE,
-        formatter_class=raw,
+        "show a result again: table, HTML page",
+        "Reads a result that `cachebench run --json` wrote.",
+        _REPORT_EXAMPLE,
     )
     report.add_argument("result", type=Path, metavar="RESULT", help="JSON file of a run")
     _add_outputs(report)
-    engine = commands.add_parser(
+    engine = command(
         "engine",
-        help="what receiving a gigabyte costs: gpufeed against other clients",
-        description="Serves objects by nginx and receives them through every client library.",
-        epilog=engine_command.EXAMPLE,
-        formatter_class=raw,
+        "what receiving a gigabyte costs: gpufeed against other clients",
+        "Serves objects by nginx and receives them through every client library.",
+        engine_command.EXAMPLE,
     )
-    engine_command.add_flags(engine, work_dir=Path.home() / ".cache" / "gpufeed-bench")
-    startup = commands.add_parser(
+    engine_command.add_flags(engine, work_dir=work_dir)
+    startup = command(
         "startup",
-        help="how long a daemon over a full cache takes to serve",
-        description="Makes a cache of many shards, starts daemons over it, reads one shard.",
-        epilog=startup_command.EXAMPLE,
-        formatter_class=raw,
+        "how long a daemon over a full cache takes to serve",
+        "Makes a cache of many shards, starts daemons over it, reads one shard.",
+        startup_command.EXAMPLE,
     )
-    startup_command.add_flags(startup, work_dir=Path.home() / ".cache" / "gpufeed-bench")
-    sim = commands.add_parser(
+    startup_command.add_flags(startup, work_dir=work_dir)
+    sim = command(
         "sim",
-        help="what policies ask of the origin, beside what is possible at all",
-        description="Simulates jobs that read one dataset through a cache, policy by policy.",
-        epilog=sim_command.EXAMPLE,
-        formatter_class=raw,
+        "what policies ask of the origin, beside what is possible at all",
+        "Simulates jobs that read one dataset through a cache, policy by policy.",
+        sim_command.EXAMPLE,
     )
     sim_command.add_flags(sim)
-    policy = commands.add_parser(
+    policy = command(
         "policy",
-        help="what a decision of the cache costs at a million shards",
-        description="Times the daemon's policy alone, with the plans of many jobs.",
-        epilog=sim_command.COST_EXAMPLE,
-        formatter_class=raw,
+        "what a decision of the cache costs at a million shards",
+        "Times the daemon's policy alone, with the plans of many jobs.",
+        sim_command.COST_EXAMPLE,
     )
     sim_command.add_cost_flags(policy)
     return parser

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from gpufeed.bench.runner import RunOptions
 
 
+def add_result_flags(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json`` and ``--check``, of the commands that judge what they measured."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    parser.add_argument(
+        "--check", action="store_true", help="end with status 5 if a target is missed"
+    )
+
+
 def add_run_flags(parser: argparse.ArgumentParser, *, work_dir: Path) -> None:
     """Add the flags; defaults are those of the demo."""
     add = parser.add_argument

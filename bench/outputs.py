@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gpufeed.bench import report
 from gpufeed.bench.interrupts import Interrupted
+from gpufeed.bench.progress import Progress
 from gpufeed.bench.runner import RunOptions, run
 from gpufeed.cachefs.errors import GpufeedError, StorageError, UsageError
 
@@ -32,6 +33,22 @@ def run_and_write(options: RunOptions, json_path: Path | None, html_path: Path |
     write_files(result, json_path, html_path)
     print_result(result)
     return CHECK_FAILED_STATUS if failed_checks(result) else 0
+
+
+def measured(json_path: Path | None, measure: Callable[[Progress], report.Result]) -> report.Result:
+    """Measure with a progress bar, and write the file that was asked for.
+
+    Raises:
+        GpufeedError: what went wrong.
+    """
+    from gpufeed.bench.progress import Terminal  # noqa: PLC0415 rich only where it is shown
+
+    if json_path is not None:
+        require_writable(json_path)
+    with Terminal() as progress:
+        result = measure(progress)
+    write_files(result, json_path, None)
+    return result
 
 
 def write_files(result: report.Result, json_path: Path | None, html_path: Path | None) -> None:

@@ -7,7 +7,10 @@ error: standard output is for the table.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Progress(Protocol):
@@ -94,3 +97,13 @@ class Terminal:
     def say(self, text: str) -> None:
         """See `Progress`."""
         self._console.print(text, markup=False, soft_wrap=not self._console.is_terminal)
+
+
+def table_console(piped_width: int) -> Console:
+    """Standard output for a table. Piped or redirected there is no window to fold to."""
+    from rich.console import Console  # noqa: PLC0415 only where something is shown
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=max(console.width, piped_width))
+    return console

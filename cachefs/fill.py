@@ -100,6 +100,16 @@ class Fill:
         """A slot number, held for the caller, when the extent arrives."""
         return self._extents.wait(extent)
 
+    async def take(self, extent: int) -> int:
+        """The slot of an extent when it arrives, held for the caller; let go if it is cancelled."""
+        waiting = self.wait(extent)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self._tools.pool.drop(waiting.result())
+            raise
+
     def enter(self, reader: object) -> None:
         """Somebody waits for the shard from now on."""
         self._receiver.demand()

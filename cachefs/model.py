@@ -8,7 +8,7 @@ so an overwritten object is another shard and never a stale one.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,17 @@ class ShardSpec:
     codec: str = ""
     is_sized: bool = True
     is_plain: bool = False
+    # Asked for many times while a shard is filled and read, and dear for what it is.
+    _digest: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def digest(self) -> str:
         """32 hex digits that identify these exact bytes: addresses, etags, sizes and places."""
+        if not self._digest:
+            object.__setattr__(self, "_digest", self._hash())
+        return self._digest
+
+    def _hash(self) -> str:
         state = hashlib.blake2b(b"gpufeed-shard-1\0", digest_size=16)
         for source in self.sources:
             info = source.info

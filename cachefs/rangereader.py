@@ -10,8 +10,6 @@ the daemon's loop.
 
 from __future__ import annotations
 
-import asyncio
-
 from gpufeed.cachefs.errors import IntegrityError, StorageError, UsageError
 from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.fills import Fills
@@ -124,13 +122,7 @@ class RangeReader:
             self._fill = fill
         # Should the fill lose its place in the store, it must still come here.
         fill.advance(self, extent)
-        waiting = fill.wait(extent)
-        try:
-            return await waiting, "origin"
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                self._tools.pool.drop(waiting.result())
-            raise
+        return await fill.take(extent), "origin"
 
     def _let_go(self) -> None:
         if self._fill is not None:

@@ -186,13 +186,7 @@ class ShardReader:
         if fill.has_failed:
             raise again(fill.verified.exception())
         if not fill.has_passed(extent):
-            waiting = fill.wait(extent)
-            try:
-                return await waiting
-            except asyncio.CancelledError:
-                if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                    self._tools.pool.drop(waiting.result())
-                raise
+            return await fill.take(extent)
         if fill.is_cached:
             await fill.decided()
             if self._tools.store.lookup(self._digest) is not None:

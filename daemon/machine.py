@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gpufeed.cachefs import paths
+from gpufeed.cachefs import cgroups, paths
 from gpufeed.cachefs.units import GIB, MIB, format_bytes
 
 ARENA_BYTES_MIN = 64 * MIB
@@ -98,42 +98,18 @@ class Machine:
             f"less a floor of {format_bytes(floor_bytes)}",
         )
 
-    def _read(self, path: str) -> str:
-        try:
-            with open(os.path.join(self.root, path), encoding="ascii", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return ""
-
     def _total_memory(self) -> int:
-        for line in self._read("proc/meminfo").splitlines():
+        for line in cgroups.read_text(self.root, "proc/meminfo").splitlines():
             if line.startswith("MemTotal:"):
                 return int(line.split()[1]) * 1024
         return ARENA_BYTES_MIN  # unknown: the least
 
     def _cgroup_limits(self) -> Iterator[int]:
-        for line in self._read("proc/self/cgroup").splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0" and not controllers:
-                base, name = "sys/fs/cgroup", "memory.max"
-            elif "memory" in controllers.split(","):
-                base, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-            else:
-                continue
-            # In a container the path may be the host's while the mount is our own cgroup: then
-            # only the mount's root exists, which is the last one looked at.
-            for above in _upwards(path):
-                text = self._read(f"{base}{above}/{name}").strip()
-                if text.isdigit():
-                    yield int(text)
-
-
-def _upwards(path: str) -> Iterator[str]:
-    path = path.rstrip("/")
-    while path.startswith("/"):
-        yield path
-        path = path.rpartition("/")[0]
-    yield ""
+        names = {1: "memory.limit_in_bytes", 2: "memory.max"}
+        for version, folder in cgroups.folders(self.root, "memory"):
+            text = cgroups.read_text(self.root, f"{folder}/{names[version]}").strip()
+            if text.isdigit():
+                yield int(text)
 
 
 def nearest_existing(path: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpufeed.bench.options import add_result_flags
+
 EXAMPLE = """examples:
   cachebench engine
   cachebench engine --engines raw,gpufeed,gpufeed-fill --dir /mnt/nvme --json engine.json
@@ -55,8 +57,7 @@ def add_flags(parser: argparse.ArgumentParser, *, work_dir: Path) -> None:
         default=work_dir,
         help="where the objects are made, and removed afterwards (default %(default)s)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the result here")
-    add("--check", action="store_true", help="end with status 5 if a target is missed")
+    add_result_flags(parser)
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -69,10 +70,8 @@ def command(arguments: argparse.Namespace) -> int:
     from gpufeed.bench.engine.registry import KINDS  # noqa: PLC0415 likewise
     from gpufeed.bench.outputs import (  # noqa: PLC0415 likewise
         CHECK_FAILED_STATUS,
-        require_writable,
-        write_files,
+        measured,
     )
-    from gpufeed.bench.progress import Terminal  # noqa: PLC0415 likewise
     from gpufeed.cachefs.units import parse_bytes  # noqa: PLC0415 likewise
 
     names = arguments.engines
@@ -89,11 +88,7 @@ def command(arguments: argparse.Namespace) -> int:
         directory=arguments.dir,
         must_pass=arguments.check,
     )
-    if arguments.json is not None:
-        require_writable(arguments.json)
-    with Terminal() as progress:
-        result = runner.run(options, progress)
-    write_files(result, arguments.json, None)
+    result = measured(arguments.json, lambda progress: runner.run(options, progress))
     report.print_result(result)
     if arguments.check and (report.missed(result) or len(result["targets"]) < len(report.TARGETS)):
         return CHECK_FAILED_STATUS

@@ -143,12 +143,11 @@ _PIPED_WIDTH = 120
 def print_result(result: Result) -> None:
     """Print a result to standard output."""
     from rich import box  # noqa: PLC0415 only where something is shown
-    from rich.console import Console  # noqa: PLC0415 likewise
     from rich.table import Table  # noqa: PLC0415 likewise
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=max(console.width, _PIPED_WIDTH))
+    from gpufeed.bench.progress import table_console  # noqa: PLC0415 likewise
+
+    console = table_console(_PIPED_WIDTH)
     table = Table(
         title=_title(result),
         title_justify="left",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
+from gpufeed.bench.options import add_result_flags
 from gpufeed.cachefs.errors import UsageError
 
 EXAMPLE = """examples:
@@ -48,8 +48,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--epochs", type=int, default=12, help="a job, at least (default %(default)s)")
     add("--seed", type=int, default=1, help="of everything (default %(default)s)")
     add("--workers", type=int, default=0, help="processes; 0 = one a CPU (default %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the result here")
-    add("--check", action="store_true", help="end with status 5 if a target is missed")
+    add_result_flags(parser)
 
 
 def _list(
@@ -75,10 +74,8 @@ def command(arguments: argparse.Namespace) -> int:
     """
     from gpufeed.bench.outputs import (  # noqa: PLC0415 see the top of the file
         CHECK_FAILED_STATUS,
-        require_writable,
-        write_files,
+        measured,
     )
-    from gpufeed.bench.progress import Terminal  # noqa: PLC0415 likewise
     from gpufeed.bench.sim import runner  # noqa: PLC0415 likewise
     from gpufeed.bench.sim.deciders import POLICIES  # noqa: PLC0415 likewise
 
@@ -117,11 +114,7 @@ def command(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         workers=arguments.workers,
     )
-    if arguments.json is not None:
-        require_writable(arguments.json)
-    with Terminal() as progress:
-        result = runner.run(options, progress)
-    write_files(result, arguments.json, None)
+    result = measured(arguments.json, lambda progress: runner.run(options, progress))
     print_result(result)
     missed = [target for target in result["targets"] if not target["met"]]
     return CHECK_FAILED_STATUS if arguments.check and missed else 0
@@ -134,8 +127,7 @@ def add_cost_flags(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=16, help="with plans (default %(default)s)")
     add("--reads", type=int, default=40_000, help="timed (default %(default)s)")
     add("--seed", type=int, default=1, help="of the orders (default %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the result here")
-    add("--check", action="store_true", help="end with status 5 if a target is missed")
+    add_result_flags(parser)
 
 
 def cost_command(arguments: argparse.Namespace) -> int:
@@ -146,10 +138,8 @@ def cost_command(arguments: argparse.Namespace) -> int:
     """
     from gpufeed.bench.outputs import (  # noqa: PLC0415 see the top of the file
         CHECK_FAILED_STATUS,
-        require_writable,
-        write_files,
+        measured,
     )
-    from gpufeed.bench.progress import Terminal  # noqa: PLC0415 likewise
     from gpufeed.bench.sim import cost  # noqa: PLC0415 likewise
 
     if arguments.shards < 1000 or not 1 <= arguments.jobs <= 64 or arguments.reads < 100:
@@ -159,13 +149,12 @@ def cost_command(arguments: argparse.Namespace) -> int:
             f"--reads {arguments.reads} is more than half an epoch of these jobs; give at most "
             f"{arguments.shards * arguments.jobs // 2}"
         )
-    if arguments.json is not None:
-        require_writable(arguments.json)
-    with Terminal() as progress:
-        result = cost.measure(
+    result = measured(
+        arguments.json,
+        lambda progress: cost.measure(
             arguments.shards, arguments.jobs, arguments.reads, arguments.seed, progress
-        )
-    write_files(result, arguments.json, None)
+        ),
+    )
     print(
         f"{result['shards']} shards, {result['jobs']} jobs: {result['decision_us_mean']:.1f} us a "
         f"decision (p50 {result['decision_us_p50']:.1f}, p99 {result['decision_us_p99']:.1f}, max "
@@ -187,13 +176,11 @@ def cost_command(arguments: argparse.Namespace) -> int:
 def print_result(result: dict[str, Any]) -> None:
     """Print the table and what the targets say."""
     from rich import box  # noqa: PLC0415 only where something is shown
-    from rich.console import Console  # noqa: PLC0415 likewise
     from rich.table import Table  # noqa: PLC0415 likewise
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # Piped or redirected: there is no window to fold to.
-        console = Console(highlight=False, width=max(console.width, _PIPED_WIDTH))
+    from gpufeed.bench.progress import table_console  # noqa: PLC0415 likewise
+
+    console = table_console(_PIPED_WIDTH)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     headers = ("sizes", "jobs", "speeds", "cache", "policy", "origin\n/ read", "/ least",
                "/ bound", "AU %", "written\n/ dataset")  # fmt: skip

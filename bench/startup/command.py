@@ -35,12 +35,11 @@ def command(arguments: argparse.Namespace) -> int:
     Raises:
         GpufeedError: what went wrong.
     """
-    import json  # noqa: PLC0415 see the top of the file
-    import shutil  # noqa: PLC0415 likewise
+    import shutil  # noqa: PLC0415 see the top of the file
     import tempfile  # noqa: PLC0415 likewise
 
     from gpufeed.bench.fingerprint import fingerprint  # noqa: PLC0415 likewise
-    from gpufeed.bench.outputs import require_writable  # noqa: PLC0415 likewise
+    from gpufeed.bench.outputs import require_writable, write_files  # noqa: PLC0415 likewise
     from gpufeed.bench.startup.measure import StartupOptions, measure  # noqa: PLC0415 likewise
 
     if arguments.shards < 1 or arguments.repeats < 1:
@@ -60,8 +59,7 @@ def command(arguments: argparse.Namespace) -> int:
         result = {"fingerprint": fingerprint(place), **measure(options)}
     finally:
         shutil.rmtree(place)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_files(result, arguments.json, None)
     _print(result)
     return 0
 
