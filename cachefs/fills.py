@@ -70,6 +70,16 @@ class Fills:
             spec = spec.sized(size_bytes)
         return self._tools.store.reserve(spec, standing=source.standing, ahead=ahead)
 
+    def size_of(self, digest: str) -> int | None:
+        """How long a compressed shard turned out to be, if a fill of it has come to its end.
+
+        Its extents may be in the arena, where readers of other fills, that are behind, find them.
+        """
+        for fill in self._tasks:
+            if fill.spec.is_sized and fill.spec.digest == digest:
+                return fill.spec.size_bytes
+        return self._sizes.get(digest)
+
     def joinable(self, digest: str) -> Fill | None:
         """The shard's fill in flight, if there is one that has not failed."""
         fill = self._current.get(digest)

@@ -58,7 +58,11 @@ class ShardReader:
 
     @property
     def _spec(self) -> ShardSpec:
-        return self._source.spec if self._fill is None else self._fill.spec
+        spec = self._source.spec if self._fill is None else self._fill.spec
+        if spec.is_sized:
+            return spec
+        size_bytes = self._fills.size_of(self._digest)
+        return spec if size_bytes is None else spec.sized(size_bytes)
 
     @property
     def extent_count(self) -> int | None:

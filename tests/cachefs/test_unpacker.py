@@ -16,6 +16,7 @@ from gpufeed.cachefs.errors import (
     CorruptSampleError,
     GpufeedError,
     IntegrityError,
+    PastEndError,
     UsageError,
 )
 
@@ -221,6 +222,33 @@ async def test_readers_survive_that_the_room_ends_before_the_stream(
         found = await asyncio.gather(*(rig.read_bytes(source, pause=20 * i) for i in range(4)))
 
     assert all(one == data for one in found)
+    await rig.close()
+
+
+@by_name
+async def test_a_reader_that_is_overtaken_by_anothers_stream_knows_where_the_shard_ends(
+    name: str,
+) -> None:
+    data = bytes(RANDOM.randbytes(3 * EXTENT + 777))
+    rig = Rig(None, slots=64)
+    url = "mem://a" + name.removeprefix("a.tar")
+    rig.engine.objects[url] = PACKERS[name](data)
+    source = rig.whole(url)
+    slow = rig.cache.open(source)
+    slot, _ = await slow.extent(0)
+    rig.pool.drop(slot)
+    # It comes too late for the first stream; its own one leaves every extent in the arena.
+    assert await rig.read_bytes(source) == data
+
+    found, extent = data[:EXTENT], 1
+    with pytest.raises(PastEndError):
+        while True:
+            slot, _ = await slow.extent(extent)
+            found += bytes(rig.pool.view(slot)[: slow.length(extent)])
+            rig.pool.drop(slot)
+            extent += 1
+    slow.close()
+    assert found == data
     await rig.close()
 
 
