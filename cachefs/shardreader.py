@@ -124,6 +124,19 @@ class ShardReader:
             self._leased = False
             self._tools.store.release(self._digest)
 
+    def ready(self, extent: int) -> int | None:
+        """The slot that holds the extent, held for the caller, if it is in the arena now.
+
+        Never waits: what every reader but the first of a node meets, and all that it costs.
+        """
+        if self._leased and not self._index_is_whole:
+            return None
+        slot = self._tools.pool.table.find(self._digest, extent)
+        if slot is not None:
+            self._tools.pool.hold(slot)
+            self._tools.metrics.add("arena_hit_bytes_total", self.length(extent))
+        return slot
+
     async def extent(self, extent: int) -> tuple[int, str]:
         """Returns the slot that holds the extent, held for the caller, and the tier it came from.
 
@@ -131,17 +144,13 @@ class ShardReader:
             PastEndError: the shard has no such extent.
             GpufeedError: the origin failed, or the shard is wrong there.
         """
-        pool = self._tools.pool
-        metrics = self._tools.metrics
         while True:
             seen = self._attachment
             if self._leased and not self._index_is_whole:
                 await self._know_samples(seen, extent)
                 continue
-            slot = pool.table.find(self._digest, extent)
+            slot = self.ready(extent)
             if slot is not None:
-                pool.hold(slot)
-                metrics.add("arena_hit_bytes_total", self.length(extent))
                 return slot, "arena"
             if self._fill is not None:
                 found = await self._from_fill(self._fill, extent)

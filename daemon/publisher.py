@@ -1,13 +1,17 @@
 """The publisher: walks one session's plan and publishes its shards' extents and samples, in order.
 
-It stays within the session's window: a credit is taken before an extent is sought and comes back
-with the client's release. Ahead of the cursor it lets the cache fill the next shards of the plan
-into the store, so that demand finds them there; but only while the session itself is not waiting
-for the origin, and only `PREFETCH_FILLS_MAX` at a time: a burst of downloads would take the CPU
-from the decoders, and the bandwidth from demand.
+It stays within the session's ring (`gpufeed.cachefs.ring`): a place is taken before an extent is
+sought and comes free with the client's release. Extents that are in the arena already are
+published at once, many to a message, also straight from the release that made room for them: no
+task is switched to and nothing is waited for (`_publish_ready`). Those that are not are sought,
+several at a time (`gpufeed.daemon.seeker`).
+
+Ahead of the cursor it lets the cache fill the next shards of the plan into the store, so that
+demand finds them there; but only while the session itself is not waiting for the origin, and only
+`PREFETCH_FILLS_MAX` at a time: a burst of downloads would take the CPU from the decoders, and the
+bandwidth from demand.
 
 Invariants:
-    - sequence numbers only grow; each published extent is held until released or the session ends;
     - a sample is announced after the last extent that holds a byte of it;
     - a sample that cannot fit the window is an error with both numbers, never a silent wait.
 
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Protocol
 
 from gpufeed.cachefs import wire
@@ -28,6 +32,7 @@ from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.demand import DemandRate
 from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
 from gpufeed.cachefs.plan import PlanBook
+from gpufeed.cachefs.ring import Lease, Ring
 from gpufeed.cachefs.units import MIB, format_bytes
 from gpufeed.cachefs.wire import ExtentEvent, Kind, SamplesEvent
 from gpufeed.daemon.seeker import Seeker
@@ -46,13 +51,18 @@ class Outlet(Protocol):
         """Queue one message."""
         ...
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the queue is short."""
+        ...
+
     async def drained(self) -> None:
         """Wait until the queue is short."""
         ...
 
 
 class Publisher:
-    """One session's plan, credits and held extents."""
+    """One session's plan and ring."""
 
     def __init__(
         self,
@@ -71,9 +81,11 @@ class Publisher:
         self._book = book
         self._outlet = outlet
         self._clock = clock
-        self._window = window_extents
-        self._credits = window_extents
-        self._credit_came = asyncio.Event()
+        self._ring = Ring(window_extents)
+        self._room_came = asyncio.Event()
+        # The shard whose publishing waits for nothing but room in the ring.
+        self._waiting: _Shard | None = None
+        self._lenders_waiting = 0
         self._plan: collections.deque[tuple[int, ShardSource]] = collections.deque()
         self._plan_grew = asyncio.Event()
         # Set while everything that demand wants is sought: prefetch may go on.
@@ -83,28 +95,28 @@ class Publisher:
         self._ended_count = 0
         self._asked_count = 0
         self._prefetching: set[asyncio.Task[None]] = set()
-        self._held: dict[int, tuple[int, str]] = {}
-        self._seq = 0
         self._demand = DemandRate()
 
     # --- extents outside of the plan ----------------------------------------------------------
 
     async def take_credit(self) -> None:
         """See `Lender`."""
-        while not self._take_credit():
-            await self._wait_credit()
+        self._lenders_waiting += 1
+        try:
+            while not self._ring.take():
+                await self._wait_room()
+        finally:
+            self._lenders_waiting -= 1
 
     def return_credit(self) -> None:
         """See `Lender`."""
-        self._credits += 1
-        self._credit_came.set()
+        self._ring.untake()
+        self._room_came.set()
 
     def lend(self, slot: int, digest: str) -> int:
         """See `Lender`."""
-        self._seq += 1
-        self._held[self._seq] = (slot, digest)
         self._demand.published(self._clock.monotonic_s())
-        return self._seq
+        return self._ring.publish(slot, digest)
 
     # --- from the client ----------------------------------------------------------------------
 
@@ -127,20 +139,22 @@ class Publisher:
         Raises:
             ProtocolError: it never had one of them.
         """
-        for seq in seqs:
-            if seq not in self._held:
-                raise ProtocolError(f"extent {seq} was released, but is not published")
-            slot, digest = self._held.pop(seq)
-            self._pool.drop(slot, wanted=self._book.pending(digest))
-        self._demand.released(len(seqs), self._clock.monotonic_s())
-        self._credits += len(seqs)
-        self._credit_came.set()
+        leases = self._ring.release(seqs)
+        self._give_back(leases)
+        self._demand.released(len(leases), self._clock.monotonic_s())
+        shard = self._waiting
+        if shard is not None and not self._lenders_waiting and self._outlet.has_room:
+            self._publish_ready(shard)
+        if self._ring.free_count or shard is None or shard.is_whole or self._is_too_long(shard):
+            self._room_came.set()
+
+    def _give_back(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._pool.drop(lease.slot, wanted=self._book.pending(lease.digest))
 
     def close(self) -> None:
-        """Take every extent back. The task has ended."""
-        for slot, digest in self._held.values():
-            self._pool.drop(slot, wanted=self._book.pending(digest))
-        self._held.clear()
+        """Take every extent back. The tasks have ended."""
+        self._give_back(self._ring.end())
 
     # --- the task -----------------------------------------------------------------------------
 
@@ -198,33 +212,17 @@ class Publisher:
 
     async def _publish(self, position: int, source: ShardSource) -> None:
         reader = self._cache.open(source)
-        seeker = Seeker(reader)
         # Of a compressed shard that was never read, as many as there are at its origin.
         self._tell_rate(-(-source.spec.size_bytes // self._cache.tools.extent_bytes))
-        shard = _Progress(position)
+        shard = _Shard(position, source, reader)
         try:
             self._set_calm(reader.is_stored)
-            while (extent := shard.extents_sent) != reader.extent_count:
-                while seeker.wants_more(extent) and self._take_credit():
-                    seeker.seek_next()
-                if seeker.has_sought_all:
-                    self._set_calm(True)
-                while not seeker.has_pending:
-                    self._check_window(shard, extent, source, reader)
-                    await self._wait_credit()
-                    if self._take_credit():
-                        seeker.seek_next()
-                found = await self._timed(seeker.next())
-                if found is None:
+            while not shard.is_whole:
+                if not await self._publish_some(shard):
                     break
-                slot, tier = found
-                self._publish_extent(shard, extent, reader.length(extent), slot, source)
-                shard.extents_sent += 1
-                shard.bytes_by_tier[tier] += reader.length(extent)
-                self._publish_samples(shard, reader, extent + 1)
                 await self._outlet.drained()
             await reader.finish()
-            self._publish_samples(shard, reader, shard.extents_sent + 1)
+            self._announce(shard, [], shard.extents_sent + 1)
             value = {
                 "position": position,
                 "sample_count": shard.samples_sent,
@@ -232,22 +230,69 @@ class Publisher:
             }
             self._outlet.send(wire.pack(Kind.SHARD_END, wire.pack_json(value)))
         finally:
-            unused = await seeker.close()
+            unused = await shard.seeker.close()
             for slot in unused:
                 self._pool.drop(slot, wanted=self._book.pending(source.spec.digest))
-            self._credits += seeker.pending_at_close
+            self._ring.untake(shard.seeker.pending_at_close)
             reader.close()
 
-    def _publish_extent(
-        self, shard: _Progress, extent: int, length: int, slot: int, source: ShardSource
-    ) -> None:
-        seq = self.lend(slot, source.spec.digest)
-        event = ExtentEvent(seq, shard.position, extent, slot, length)
-        self._outlet.send(wire.pack(Kind.EXTENTS, wire.pack_extents([event])))
-        self._metrics.add("published_bytes_total", length)
+    async def _publish_some(self, shard: _Shard) -> bool:
+        """Publish what is ready, or wait for the next extent; False past the shard's end."""
+        seeker = shard.seeker
+        if not seeker.has_pending and self._publish_ready(shard):
+            return True
+        while seeker.wants_more(shard.extents_sent) and self._ring.take():
+            seeker.seek_next()
+        if seeker.has_sought_all:
+            self._set_calm(True)
+        if not seeker.has_pending:
+            self._check_window(shard)
+            self._waiting = shard
+            try:
+                await self._wait_room()
+            finally:
+                self._waiting = None
+            return True
+        found = await self._timed(seeker.next())
+        if found is None:
+            return False
+        slot, tier = found
+        self._announce(shard, [self._published(shard, slot, tier)], shard.extents_sent)
+        return True
 
-    def _publish_samples(self, shard: _Progress, reader: ShardReader, extents_done: int) -> None:
-        for index in reader.samples(shard.samples_sent, extents_done):
+    def _publish_ready(self, shard: _Shard) -> bool:
+        """Publish the next extents as far as they are in the arena and there is room for them."""
+        events: list[ExtentEvent] = []
+        while not shard.is_whole and len(events) < wire.EXTENTS_PER_MESSAGE_MAX:
+            if not self._ring.take():
+                break
+            slot = shard.reader.ready(shard.extents_sent)
+            if slot is None:
+                self._ring.untake()
+                break
+            events.append(self._published(shard, slot, "arena"))
+        if events:
+            shard.seeker.skip_to(shard.extents_sent)
+            self._announce(shard, events, shard.extents_sent)
+        if shard.seeker.has_sought_all:
+            self._set_calm(True)
+        return bool(events)
+
+    def _published(self, shard: _Shard, slot: int, tier: str) -> ExtentEvent:
+        """The next extent of the shard is in this slot, in a place that was taken for it."""
+        extent = shard.extents_sent
+        length_bytes = shard.reader.length(extent)
+        seq = self.lend(slot, shard.source.spec.digest)
+        shard.extents_sent += 1
+        shard.bytes_by_tier[tier] += length_bytes
+        return ExtentEvent(seq, shard.position, extent, slot, length_bytes)
+
+    def _announce(self, shard: _Shard, events: list[ExtentEvent], extents_done: int) -> None:
+        """Send extents, and the samples that end in the first `extents_done` of the shard."""
+        if events:
+            self._outlet.send(wire.pack(Kind.EXTENTS, wire.pack_extents(events)))
+            self._metrics.add("published_bytes_total", sum(e.length_bytes for e in events))
+        for index in shard.reader.samples(shard.samples_sent, extents_done):
             whole = SamplesEvent(shard.position, shard.samples_sent, index)
             for event in wire.split_samples(whole):
                 self._outlet.send(wire.pack(Kind.SAMPLES, wire.pack_samples(event)))
@@ -269,43 +314,57 @@ class Publisher:
         if extents_per_s is not None:
             self._book.measured(self._session, extents_per_s / max(1, extent_count))
 
-    # --- credits ------------------------------------------------------------------------------
+    # --- room ---------------------------------------------------------------------------------
 
-    def _take_credit(self) -> bool:
-        if self._credits <= 0:
-            return False
-        self._credits -= 1
-        return True
-
-    async def _wait_credit(self) -> None:
-        while self._credits <= 0:
+    async def _wait_room(self) -> None:
+        """Wait for a release that leaves room, or that published what had to wait."""
+        if self._ring.free_count == 0:
             self._set_calm(True)
-            self._credit_came.clear()
-            await self._credit_came.wait()
+            self._room_came.clear()
+            await self._room_came.wait()
 
-    def _check_window(
-        self, shard: _Progress, extent: int, source: ShardSource, reader: ShardReader
-    ) -> None:
-        """Out of credit: make sure that the client is able to give some back."""
-        extent_bytes = self._cache.tools.extent_bytes
-        unfinished = extent - shard.last_end_bytes // extent_bytes
-        if self._credits <= 0 and unfinished >= self._window:
-            reader.raise_if_failed()
+    def _is_too_long(self, shard: _Shard) -> bool:
+        """Whether the client cannot give anything back, having no sample that is whole."""
+        unfinished = shard.extents_sent - shard.last_end_bytes // self._cache.tools.extent_bytes
+        return self._ring.free_count == 0 and unfinished >= self._ring.window
+
+    def _check_window(self, shard: _Shard) -> None:
+        if self._is_too_long(shard):
+            shard.reader.raise_if_failed()
+            window_bytes = self._ring.window * self._cache.tools.extent_bytes
             raise CapacityError(
-                f"a sample of {source.spec.name} that begins near byte {shard.last_end_bytes} is "
-                f"longer than the session's window of {format_bytes(self._window * extent_bytes)}:"
-                " raise arena.size_bytes, or ask for a larger window_bytes"
+                f"a sample of {shard.source.spec.name} that begins near byte "
+                f"{shard.last_end_bytes} is longer than the session's window of "
+                f"{format_bytes(window_bytes)}: raise arena.size_bytes, or ask for a larger "
+                "window_bytes"
             )
 
 
-class _Progress:
-    """How far one shard has been published."""
+class _Shard:
+    """The shard at one position of the plan, and how far it has been published."""
 
-    __slots__ = ("bytes_by_tier", "extents_sent", "last_end_bytes", "position", "samples_sent")
+    __slots__ = (
+        "bytes_by_tier",
+        "extents_sent",
+        "last_end_bytes",
+        "position",
+        "reader",
+        "samples_sent",
+        "seeker",
+        "source",
+    )
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, source: ShardSource, reader: ShardReader) -> None:
         self.position = position
+        self.source = source
+        self.reader = reader
+        self.seeker = Seeker(reader)
         self.extents_sent = 0
         self.samples_sent = 0
         self.last_end_bytes = 0
         self.bytes_by_tier: collections.Counter[str] = collections.Counter()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every extent has been published."""
+        return self.extents_sent == self.reader.extent_count

@@ -44,6 +44,11 @@ class Seeker:
         self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
         self._next += 1
 
+    def skip_to(self, extent: int) -> None:
+        """Those before `extent` were found without being sought. Nothing is under way."""
+        assert not self._tasks, "skipped while extents are under way"
+        self._next = extent
+
     async def next(self) -> tuple[int, str] | None:
         """The next extent in order, which is the caller's from then on; None past the end.
 

@@ -203,6 +203,11 @@ class ServerSession:
         if len(self._outbox) < OUTBOX_MESSAGES_MAX:
             self._send(data)
 
+    @property
+    def has_room(self) -> bool:
+        """See `Outlet`."""
+        return self._room.is_set()
+
     async def drained(self) -> None:
         """See `Outlet`."""
         await self._room.wait()

@@ -52,6 +52,9 @@ class Reader:
         await comes
         return extent, "origin"
 
+    def ready(self, extent: int) -> int | None:
+        return None
+
     def samples(self, first: int, extents_done: int) -> list[object]:
         return []
 
@@ -73,6 +76,8 @@ class Outlet:
             self.published.put_nowait(wire.unpack_extents(message.body)[0].seq)
         elif message.kind is Kind.SHARD_END:
             self.ended.put_nowait(None)
+
+    has_room = True
 
     async def drained(self) -> None: ...
 
