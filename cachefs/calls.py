@@ -24,9 +24,9 @@ import time
 from typing import Any
 
 from gpufeed.cachefs import wire
-from gpufeed.cachefs.client import Session
 from gpufeed.cachefs.connect import open_session
 from gpufeed.cachefs.errors import DaemonUnavailableError, GpufeedError
+from gpufeed.cachefs.session import Session
 from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import Kind, Message
 

@@ -28,8 +28,8 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from gpufeed.cachefs import paths, wire
-from gpufeed.cachefs.client import Session
 from gpufeed.cachefs.errors import DaemonUnavailableError
+from gpufeed.cachefs.session import Session
 
 ATTEMPTS_MAX = 5
 # An interpreter that starts on a busy node, a cache directory of a million shards.
