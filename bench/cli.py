@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpufeed.bench.engine import command as engine_command
 from gpufeed.bench.options import add_run_flags, run_options
+from gpufeed.bench.share import command as share_command
 from gpufeed.bench.sim import command as sim_command
 from gpufeed.bench.startup import command as startup_command
 
@@ -64,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
         startup_command.EXAMPLE,
     )
     startup_command.add_flags(startup, work_dir=work_dir)
+    share = command(
+        "share",
+        "what sharing one arena among a node's readers costs",
+        "Readers of a real daemon against a plain mapping, O_DIRECT and a bare socket.",
+        share_command.EXAMPLE,
+    )
+    share_command.add_flags(share, work_dir=work_dir)
     sim = command(
         "sim",
         "what policies ask of the origin, beside what is possible at all",
@@ -117,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     action = {
         "run": _run, "report": _report, "engine": engine_command.command,
-        "startup": startup_command.command, "sim": sim_command.command,
+        "startup": startup_command.command, "share": share_command.command,
+        "sim": sim_command.command,
         "policy": sim_command.cost_command,
     }[arguments.command]  # fmt: skip
     return guarded("cachebench", lambda: action(arguments))

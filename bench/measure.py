@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpufeed.bench.accelerator import Accelerator
-from gpufeed.cachefs.errors import IntegrityError
+from gpufeed.cachefs.errors import IntegrityError, WorkerError
 
 Numbers = npt.NDArray[np.uint64]
 
@@ -175,6 +175,26 @@ def verify(
 
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def threads_cpu_s(pid: int) -> float:
+    """CPU seconds of a process's living threads, to the nanosecond where the kernel tells.
+
+    Raises:
+        WorkerError: the process is gone.
+    """
+    total_ns = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+                total_ns += int(file.read().split()[0])
+    except FileNotFoundError:
+        # No schedstat in this kernel, or a thread has just ended: in steps of 10 ms, then.
+        found = _read_stat(pid)
+        if found is None:
+            raise WorkerError(f"process {pid} is gone while its CPU time is read") from None
+        return found[1] / _TICKS_PER_S
+    return total_ns / 1e9
 
 
 def tree_cpu_s(*roots: int) -> float:

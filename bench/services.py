@@ -72,6 +72,33 @@ def start_daemon(
     return Daemon(child, str(ready.get("socket", socket)), int(ready["pid"]))
 
 
+def start_local_daemon(
+    family: Family,
+    *,
+    socket: Path,
+    cache_dir: Path,
+    sizes: tuple[int, int],
+    extent_bytes: int,
+    allow: str,
+) -> Daemon:
+    """Start ``gpufeed daemon`` over local files below the address `allow`; see `start_daemon`."""
+    arguments = [
+        "daemon",
+        "--socket", str(socket),
+        "--cache-path", str(cache_dir),
+        "--capacity", str(sizes[0]),
+        "--arena", str(sizes[1]),
+        "--extent-size", str(extent_bytes),
+        "--allow", allow,
+        "--http-port", "-1",
+    ]  # fmt: skip
+    environment = {"GPUFEED_STORE_FREE_FLOOR_RATIO": "0"}
+    child, ready = _start(
+        family, "daemon", [sys.executable, "-c", _GPUFEED, *arguments], environment
+    )
+    return Daemon(child, str(ready.get("socket", socket)), int(ready["pid"]))
+
+
 def _start(
     family: Family, name: str, command: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Child, Mapping[str, Any]]:

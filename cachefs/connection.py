@@ -80,6 +80,22 @@ class Connection:
                     f"the session with the daemon is closed ({error.strerror or error})"
                 ) from None
 
+    def try_send(self, data: bytes) -> bool:
+        """Send one packed message if the socket takes it now; False if it does not.
+
+        Raises:
+            DaemonUnavailableError: the daemon is gone.
+        """
+        try:
+            self._sock.send(data)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise DaemonUnavailableError(
+                f"the session with the daemon is closed ({error.strerror or error})"
+            ) from None
+        return True
+
     def send_json(self, kind: Kind, value: dict[str, Any], timeout_s: float) -> None:
         """Send a message with a JSON body, in a memfd where it is long."""
         body = wire.pack_json(value)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.config import EXPANSION_RATIO_MAX
+from gpufeed.cachefs.indexmemory import IndexMemory
 from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
@@ -50,6 +51,7 @@ class FillTools:
         pending: whether a live plan still wants the shard with this digest.
         expansion_ratio_max: a compressed object that expands further is refused.
         decoders: threads of decompression, which wait in them for the network.
+        indexes: of stored shards that were read lately.
     """
 
     engine: Engine
@@ -62,3 +64,4 @@ class FillTools:
     pending: Callable[[str], bool]
     expansion_ratio_max: float = EXPANSION_RATIO_MAX
     decoders: Executor = field(default_factory=_decoders, repr=False)
+    indexes: IndexMemory = field(default_factory=IndexMemory, repr=False)

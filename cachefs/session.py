@@ -10,15 +10,19 @@ Invariants:
     - an extent stays valid from its event until `release(seq)`;
     - sequence numbers and plan positions only grow, for the life of the session.
 
-Not thread-safe: one thread at a time. A forked child closes its copy at once (`register_at_fork`)
+Not thread-safe: one thread at a time; only `post` may be called from anywhere, a finaliser that the
+garbage collector runs in the middle of another call included. A forked child closes its copy at once (`register_at_fork`)
 so that it can neither speak on the session nor keep it alive; its mapping of the arena stays valid.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import mmap
 import os
+import select
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +109,10 @@ class Session:
         self._map = mmap.mmap(arena_fd, self.arena_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         self._arena = memoryview(self._map)
         self._job: str | None = None
+        self._posted: collections.deque[bytes] = collections.deque()
+        self._posting = threading.Lock()
+        # Wakes whoever waits for the daemon when a message could not be posted at once.
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         _open_sessions.add(self)
 
     @classmethod
@@ -214,6 +222,82 @@ class Session:
         message, descriptors = self._connection.wait(deadline_s)
         return with_body(message, descriptors)
 
+    def try_message(self) -> Message | None:
+        """The next message if one is here, whatever it is; never waits.
+
+        Raises:
+            DaemonUnavailableError: the daemon is gone.
+        """
+        try:
+            message, descriptors = self._connection.receive()
+        except BlockingIOError:
+            return None
+        return with_body(message, descriptors)
+
+    def post(self, data: bytes) -> None:
+        """Send a packed message soon, without ever waiting: from any thread, and from finalisers.
+
+        What the socket does not take now goes with the next `flush`. A session that is lost needs
+        no more messages.
+        """
+        self._posted.append(data)
+        if not self.flush():
+            with contextlib.suppress(OSError):  # full, so somebody is woken anyway; or closed
+                os.eventfd_write(self._wake_fd, 1)
+
+    def flush(self) -> bool:
+        """Send what was posted as far as the socket takes it; whether nothing is left to do."""
+        # Whoever has the lock sends for those who come meanwhile, and looks again afterwards: they
+        # may run inside of it, so they cannot wait for it.
+        while self._posted:
+            if not self._posting.acquire(blocking=False):
+                return True
+            try:
+                while self._posted:
+                    if not self._connection.try_send(self._posted[0]):
+                        return False
+                    self._posted.popleft()
+            except DaemonUnavailableError:
+                self._posted.clear()
+            finally:
+                self._posting.release()
+        return True
+
+    def wait_readable(self, deadline_s: float) -> bool:
+        """Wait for a message, and send meanwhile what was posted; False at the deadline.
+
+        Args:
+            deadline_s: monotonic.
+        """
+        if self._pending:
+            return True
+        while True:
+            sends = 0 if self.flush() else select.POLLOUT
+            poll = select.poll()
+            poll.register(self._connection.fileno(), select.POLLIN | sends)
+            poll.register(self._wake_fd, select.POLLIN)
+            ready = dict(poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000))
+            if not ready:
+                return False
+            if self._wake_fd in ready:
+                self.take_wake()
+            if ready.get(self._connection.fileno(), 0) & ~select.POLLOUT:
+                return True
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when something posted waits for the socket; for loops that wait by themselves."""
+        return self._wake_fd
+
+    def take_wake(self) -> None:
+        """The waiter is awake."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+
+    def mapped_bytes(self) -> int:
+        """Memory behind the arena now, which this process keeps for as long as it maps it."""
+        return os.fstat(self.arena_fd).st_blocks * 512 if self.arena_fd >= 0 else 0
+
     def _ask(
         self,
         kind: Kind,
@@ -309,8 +393,7 @@ class Session:
 
     def close(self) -> None:
         """End the session. Views of the arena that are still around stay mapped until they go."""
-        _open_sessions.discard(self)
-        self._connection.close()
+        self.abandon()
         if self.arena_fd >= 0:
             os.close(self.arena_fd)
             self.arena_fd = -1
@@ -325,6 +408,9 @@ class Session:
         """In a forked child: let go of the socket without a word, keep the mapping."""
         _open_sessions.discard(self)
         self._connection.close()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
 
 def _events(message: Message) -> list[Event]:

@@ -88,6 +88,10 @@ class ShardReader:
         store.lease(self._digest)
         store.touch(self._digest)
         self._leased = True
+        known = self._tools.indexes.get(self._digest)
+        if known is not None:
+            self._index, self._ends = known
+            self._index_is_whole = True
         self._tools.metrics.add("hits_total")
 
     async def _know_samples(self, seen: object, extent: int) -> None:
@@ -109,7 +113,9 @@ class ShardReader:
                 self._fill = self._fills.join(self._source, self, extent)
             else:
                 if encoded is not None:
-                    self._set_index(SampleIndex.decode(encoded))
+                    index = SampleIndex.decode(encoded)
+                    self._set_index(index)
+                    self._tools.indexes.put(self._digest, index, self._ends)
                 self._index_is_whole = True
 
     def _set_index(self, index: SampleIndex) -> None:

@@ -70,6 +70,7 @@ class Kind(enum.IntEnum):
     FILE_CLOSE = 18
     JOIN = 19
     FORECAST = 20
+    DROPPED = 21
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """The publisher: walks one session's plan and publishes its shards' extents and samples, in order.
 
 It stays within the session's ring (`gpufeed.cachefs.ring`): a place is taken before an extent is
-sought and comes free with the client's release. Extents that are in the arena already are
-published at once, many to a message, also straight from the release that made room for them: no
-task is switched to and nothing is waited for (`_publish_ready`). Those that are not are sought,
-several at a time (`gpufeed.daemon.seeker`).
+sought and comes free with the client's release. What is there is published many extents to a
+message. Where all that the session waits for is room, the release that makes it publishes what is
+in the arena, in the same call: no task is switched to (`_advance`).
 
 Ahead of the cursor it lets the cache fill the next shards of the plan into the store, so that
 demand finds them there; but only while the session itself is not waiting for the origin, and only
@@ -144,8 +143,8 @@ class Publisher:
         self._demand.released(len(leases), self._clock.monotonic_s())
         shard = self._waiting
         if shard is not None and not self._lenders_waiting and self._outlet.has_room:
-            self._publish_ready(shard)
-        if self._ring.free_count or shard is None or shard.is_whole or self._is_too_long(shard):
+            self._advance(shard)
+        if self._ring.free_count or shard is None or self._is_due(shard):
             self._room_came.set()
 
     def _give_back(self, leases: Iterable[Lease]) -> None:
@@ -237,15 +236,10 @@ class Publisher:
             reader.close()
 
     async def _publish_some(self, shard: _Shard) -> bool:
-        """Publish what is ready, or wait for the next extent; False past the shard's end."""
-        seeker = shard.seeker
-        if not seeker.has_pending and self._publish_ready(shard):
+        """Publish what is there, or wait for the next extent; False past the shard's end."""
+        if self._advance(shard):
             return True
-        while seeker.wants_more(shard.extents_sent) and self._ring.take():
-            seeker.seek_next()
-        if seeker.has_sought_all:
-            self._set_calm(True)
-        if not seeker.has_pending:
+        if not shard.seeker.has_pending:
             self._check_window(shard)
             self._waiting = shard
             try:
@@ -253,30 +247,24 @@ class Publisher:
             finally:
                 self._waiting = None
             return True
-        found = await self._timed(seeker.next())
-        if found is None:
-            return False
-        slot, tier = found
-        self._announce(shard, [self._published(shard, slot, tier)], shard.extents_sent)
-        return True
+        return await self._timed(shard.seeker.wait())
 
-    def _publish_ready(self, shard: _Shard) -> bool:
-        """Publish the next extents as far as they are in the arena and there is room for them."""
-        events: list[ExtentEvent] = []
-        while not shard.is_whole and len(events) < wire.EXTENTS_PER_MESSAGE_MAX:
-            if not self._ring.take():
-                break
-            slot = shard.reader.ready(shard.extents_sent)
-            if slot is None:
-                self._ring.untake()
-                break
-            events.append(self._published(shard, slot, "arena"))
-        if events:
-            shard.seeker.skip_to(shard.extents_sent)
-            self._announce(shard, events, shard.extents_sent)
-        if shard.seeker.has_sought_all:
+    def _advance(self, shard: _Shard) -> bool:
+        """Seek as far as there is room, and publish what is there; whether anything was."""
+        seeker = shard.seeker
+        while seeker.wants_more and self._ring.take():
+            seeker.seek_next()
+        if seeker.has_sought_all:
             self._set_calm(True)
-        return bool(events)
+        found = seeker.take_found(wire.EXTENTS_PER_MESSAGE_MAX)
+        if found:
+            events = [self._published(shard, slot, tier) for slot, tier in found]
+            self._announce(shard, events, shard.extents_sent)
+        return bool(found)
+
+    def _is_due(self, shard: _Shard) -> bool:
+        """Whether the task that waits for room has something else to do."""
+        return shard.seeker.has_pending or shard.is_whole or self._is_too_long(shard)
 
     def _published(self, shard: _Shard, slot: int, tier: str) -> ExtentEvent:
         """The next extent of the shard is in this slot, in a place that was taken for it."""
@@ -299,7 +287,7 @@ class Publisher:
             shard.samples_sent += len(index)
             shard.last_end_bytes = int(index.ends()[-1])
 
-    async def _timed(self, found: Awaitable[tuple[int, str] | None]) -> tuple[int, str] | None:
+    async def _timed(self, found: Awaitable[bool]) -> bool:
         begin_s = self._clock.monotonic_s()
         self._demand.seeking(True, begin_s)
         try:

@@ -1,0 +1,1 @@
+"""``cachebench share``: what it costs to share one arena among the readers of a node."""
