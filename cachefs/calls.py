@@ -26,6 +26,7 @@ from typing import Any
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.connect import open_session
 from gpufeed.cachefs.errors import DaemonUnavailableError, GpufeedError
+from gpufeed.cachefs.leases import Leases
 from gpufeed.cachefs.session import Session
 from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import Kind, Message
@@ -52,6 +53,9 @@ class Calls:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.leases = Leases(session)
+        # Some thread or other waits for the daemon nearly always.
+        self.leases.begin_wait()
         # A view of our own: it stays readable for a thread that copies while the session closes.
         self._arena = session.arena()[:]
         self._changed = threading.Condition()
@@ -145,8 +149,7 @@ class Calls:
 
     def release(self, seq: int) -> None:
         """Give an extent back. A session that is lost has given back everything."""
-        with contextlib.suppress(DaemonUnavailableError):
-            self._session.release([seq])
+        self.leases.give_back(seq)
 
     def close_file(self, number: int) -> None:
         """Close a file that was opened here. Waits for no lock and no answer."""
@@ -240,7 +243,7 @@ class Calls:
     def _close_if_over(self) -> None:
         # Never under another thread's feet: its number would be somebody else's socket by then.
         if self._failure is not None and not self._waiting and not self._is_receiving:
-            self._session.close()
+            self.leases.retire()
 
 
 _shared: dict[str | None, Calls] = {}

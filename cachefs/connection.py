@@ -160,11 +160,16 @@ class Connection:
         poll = select.poll()
         poll.register(self._sock, what)
         if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
-            raise DaemonUnavailableError(
-                "the daemon did not answer in time; see its log, and `gpufeed config show` for "
-                "the origin that it asks"
-            )
+            raise silence()
 
     def close(self) -> None:
         """Close the socket; the daemon takes back all that it lent."""
         self._sock.close()
+
+
+def silence() -> DaemonUnavailableError:
+    """The daemon did not answer before a deadline."""
+    return DaemonUnavailableError(
+        "the daemon did not answer in time; see its log, and `gpufeed config show` for the origin "
+        "that it asks"
+    )

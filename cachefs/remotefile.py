@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import collections
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpufeed.cachefs.calls import Calls, shared
 from gpufeed.cachefs.errors import DaemonUnavailableError
 from gpufeed.cachefs.fserrors import as_os_errors
+from gpufeed.cachefs.rangeviews import RangeView
+from gpufeed.cachefs.samples import ReadStats
 from gpufeed.cachefs.wire import Kind
 
 # Neighbouring extents asked for at once, so that the origin is asked for them together.
@@ -118,11 +120,64 @@ class RemoteFile:
         self._handle = opened
         return opened
 
+    def read_view(self, begin_bytes: int, end_bytes: int, stats: ReadStats) -> memoryview:
+        """The bytes of a half-open range, less what lies behind the end; in place where it can be.
+
+        Raises:
+            ShardChangedError: the object is of another version by now.
+            GpufeedError: as the daemon says, or it is gone.
+        """
+        end_bytes = min(self.size_bytes, end_bytes)
+        if begin_bytes >= end_bytes:
+            return memoryview(b"")
+        calls, number = self._opened()
+        found = RangeView(calls.leases, begin_bytes, end_bytes, stats)
+        fetch(calls, number, begin_bytes, end_bytes, lambda _, lent: found.take(*_lease(lent)))
+        return found.view()
+
     def _copy(self, calls: Calls, number: int, begin_bytes: int, view: memoryview) -> None:
-        extent_bytes = calls.extent_bytes
+        def take(place: int, lent: dict[str, Any]) -> None:
+            try:
+                low = max(place, begin_bytes)
+                high = min(place + lent["length"], end_bytes)
+                into = view[low - begin_bytes : high - begin_bytes]
+                calls.copy(lent, low - place, into)
+            finally:
+                calls.release(lent["seq"])
+
         end_bytes = begin_bytes + len(view)
-        following, last = begin_bytes // extent_bytes, (end_bytes - 1) // extent_bytes
-        asked: collections.deque[tuple[int, int]] = collections.deque()
+        fetch(calls, number, begin_bytes, end_bytes, take)
+
+    def close(self) -> None:
+        """Let go of it. Never waits, so that it may be done by a finaliser."""
+        calls, number = self._handle
+        calls.close_file(number)
+
+
+def fetch(
+    calls: Calls,
+    number: int,
+    begin_bytes: int,
+    end_bytes: int,
+    take: Callable[[int, dict[str, Any]], None],
+) -> None:
+    """Ask for a file's extents that hold a range, several at a time.
+
+    Args:
+        calls: the session.
+        number: the file's, in it.
+        begin_bytes: of the range.
+        end_bytes: of the range; it is not empty.
+        take: gets where an extent begins in the file, and what was lent, in ascending order; the
+            lease is its own from then on.
+
+    Raises:
+        GpufeedError: as the daemon says, or it is gone.
+    """
+    extent_bytes = calls.extent_bytes
+    following, last = begin_bytes // extent_bytes, (end_bytes - 1) // extent_bytes
+    asked: collections.deque[tuple[int, int]] = collections.deque()
+    with calls.leases.pinned():
         try:
             while following <= last or asked:
                 while following <= last and len(asked) < READ_AHEAD_EXTENTS:
@@ -133,22 +188,14 @@ class RemoteFile:
                     asked.append((following * extent_bytes, call))
                     following += 1
                 place, call = asked.popleft()
-                lent = calls.finish(call)
-                try:
-                    low = max(place, begin_bytes)
-                    high = min(place + lent["length"], end_bytes)
-                    into = view[low - begin_bytes : high - begin_bytes]
-                    calls.copy(lent, low - place, into)
-                finally:
-                    calls.release(lent["seq"])
+                take(place, calls.finish(call))
         finally:
             for _, call in asked:
                 calls.forget(call)
 
-    def close(self) -> None:
-        """Let go of it. Never waits, so that it may be done by a finaliser."""
-        calls, number = self._handle
-        calls.close_file(number)
+
+def _lease(lent: dict[str, Any]) -> tuple[int, int, int]:
+    return int(lent["seq"]), int(lent["slot"]), int(lent["length"])
 
 
 class _Raw(io.RawIOBase):

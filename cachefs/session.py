@@ -11,8 +11,9 @@ Invariants:
     - sequence numbers and plan positions only grow, for the life of the session.
 
 Not thread-safe: one thread at a time; only `post` may be called from anywhere, a finaliser that the
-garbage collector runs in the middle of another call included. A forked child closes its copy at once (`register_at_fork`)
-so that it can neither speak on the session nor keep it alive; its mapping of the arena stays valid.
+garbage collector runs in the middle of another call included. A forked child closes its copy at
+once (`register_at_fork`) so that it can neither speak on the session nor keep it alive; its mapping
+of the arena stays valid.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from typing import Any, Literal
 
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.bodies import close_all, with_body
-from gpufeed.cachefs.connection import Connection
-from gpufeed.cachefs.errors import ProtocolError, UsageError
+from gpufeed.cachefs.connection import Connection, silence
+from gpufeed.cachefs.errors import DaemonUnavailableError, ProtocolError, UsageError
 from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import (
     Event,
@@ -219,8 +220,12 @@ class Session:
         Raises:
             DaemonUnavailableError: none before `deadline_s` (monotonic), or the daemon is gone.
         """
-        message, descriptors = self._connection.wait(deadline_s)
-        return with_body(message, descriptors)
+        while True:
+            message = self.try_message()
+            if message is not None:
+                return message
+            if not self._wait_socket(deadline_s):
+                raise silence()
 
     def try_message(self) -> Message | None:
         """The next message if one is here, whatever it is; never waits.
@@ -269,8 +274,9 @@ class Session:
         Args:
             deadline_s: monotonic.
         """
-        if self._pending:
-            return True
+        return bool(self._pending) or self._wait_socket(deadline_s)
+
+    def _wait_socket(self, deadline_s: float) -> bool:
         while True:
             sends = 0 if self.flush() else select.POLLOUT
             poll = select.poll()
@@ -286,7 +292,7 @@ class Session:
 
     @property
     def wake_fd(self) -> int:
-        """Readable when something posted waits for the socket; for loops that wait by themselves."""
+        """Readable when something posted waits for the socket; for an event loop."""
         return self._wake_fd
 
     def take_wake(self) -> None:
