@@ -9,6 +9,7 @@ Owned by the daemon's loop; several requests of one session run at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gpufeed.cachefs import wire
@@ -86,16 +87,28 @@ class Requests:
         self._files.close()
 
     async def _open(self, value: dict[str, Any]) -> dict[str, Any]:
-        if len(self._open_datasets) >= DATASETS_PER_SESSION_MAX:
+        dataset = self._known(await self._all.open(_wanted(value)))
+        if len(self._open_datasets) > DATASETS_PER_SESSION_MAX:
+            del self._open_datasets[dataset.dataset_id]
             raise UsageError(f"a session opens at most {DATASETS_PER_SESSION_MAX} datasets")
-        dataset = await self._all.open(_wanted(value))
-        self._open_datasets[dataset.dataset_id] = dataset
         digests = (source.spec.digest for source in dataset.sources)
         self._book.claim(self._session, dataset.dataset_id, digests)
         self._cache.tools.store.adopt(
             (source.spec.digest, source.standing) for source in dataset.sources
         )
         return self._describe(dataset)
+
+    def _known(self, dataset: OpenDataset) -> OpenDataset:
+        """Under the number that the session has for it; opened again, it is not one more.
+
+        What was given with it this time counts from now on: its credentials may be new.
+        """
+        for known in self._open_datasets.values():
+            if (known.kind, known.manifest_hash) == (dataset.kind, dataset.manifest_hash):
+                dataset = replace(dataset, dataset_id=known.dataset_id)
+                break
+        self._open_datasets[dataset.dataset_id] = dataset
+        return dataset
 
     async def _index(self, value: dict[str, Any]) -> dict[str, Any]:
         dataset = self.dataset(value.get("dataset_id"))

@@ -143,7 +143,7 @@ class ShardWriter:
         path = self._directory.temporary_path(spec.digest, reservation.number)
         # What turns out longer or shorter than guessed grows as it is written.
         size_bytes = layout.trailer_offset(spec.size_bytes if spec.is_sized else 0)
-        descriptor = await self._watched(self._make, path, size_bytes)
+        descriptor = await self._watched(SYNC_LATE_S, self._make, path, size_bytes)
         self._room.settled(reservation.size_bytes, made=True)
         return descriptor
 
@@ -152,10 +152,12 @@ class ShardWriter:
         self._directory.verify()
         return self._files.create(path, size_bytes)
 
-    async def _watched(self, function: Callable[..., _Result], *args: object) -> _Result:
+    async def _watched(
+        self, late_s: float, function: Callable[..., _Result], *args: object
+    ) -> _Result:
         """Run `function` to its end, and say so at once if it is late."""
         try:
-            return await self._threads.run_in_time(SYNC_LATE_S, function, *args)
+            return await self._threads.run_in_time(late_s, function, *args)
         except DiskLateError as late:
             self._on_late(late)
             if late.over.cancelled():
@@ -192,11 +194,11 @@ class ShardWriter:
         # The same shard may have been set aside just now; its removal must not hit the new file.
         await self._unlinker.gone(reservation.spec.digest)
         reservation.has_published = True
-        await self._watched(self._finish, reservation, descriptor, ending)
+        await self._watched(WRITE_LATE_S, self._complete, descriptor, ending)
+        await self._watched(SYNC_LATE_S, self._publish, reservation, descriptor, ending)
 
-    def _finish(self, reservation: Reservation, descriptor: int, ending: Ending) -> None:
+    def _complete(self, descriptor: int, ending: Ending) -> None:
         """In a disk thread."""
-        digest = reservation.spec.digest
         trailer_at = ending.head.file_bytes - len(ending.trailer)
         for data, offset in ((ending.trailer, trailer_at), (ending.header, 0)):
             buffer = AlignedBuffer(data)
@@ -204,6 +206,10 @@ class ShardWriter:
                 self._files.write(descriptor, buffer.view, offset)
             finally:
                 buffer.close()
+
+    def _publish(self, reservation: Reservation, descriptor: int, ending: Ending) -> None:
+        """In a disk thread."""
+        digest = reservation.spec.digest
         self._files.sync(descriptor)
         self._directory.verify()
         self._files.publish(
