@@ -118,9 +118,11 @@ def read_checked(
         GpufeedError: as the daemon said.
     """
     urls = list(urls)
-    dataset = session.open_dataset(request_of(urls))
-    assert [shard.name for shard in dataset.shards] == urls
-    positions = session.extend_plan(dataset, range(len(urls)))
+    # One dataset, whatever the order: a session that reads on and on opens no more.
+    names = sorted(set(urls))
+    dataset = session.open_dataset(request_of(names))
+    assert [shard.name for shard in dataset.shards] == names
+    positions = session.extend_plan(dataset, [names.index(url) for url in urls])
     reading = _Reading(session, [truth[url] for url in urls], positions)
     reading.may_be_refused = may_be_refused
     while not reading.is_over:
