@@ -12,6 +12,9 @@ An embedded daemon is a fresh process (never a fork of the trainer: no CUDA, no 
 of it), in a session of its own so that Ctrl-C does not reach it, its output in a log file. Who
 starts it is decided by `flock` on ``<socket>.start``; a daemon that is about to end closes a
 connection without an answer, so every attempt is repeated, at most `ATTEMPTS_MAX` times.
+
+Where the daemon knows tenants by tokens, ``GPUFEED_TOKEN`` is the token, or ``GPUFEED_TOKEN_FILE``
+names the file that holds it (a mounted secret, which may be replaced while we run).
 """
 
 from __future__ import annotations
@@ -26,14 +29,16 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from gpufeed.cachefs import paths, wire
-from gpufeed.cachefs.errors import DaemonUnavailableError
+from gpufeed.cachefs import oldarenas, paths, wire
+from gpufeed.cachefs.errors import ConfigError, DaemonUnavailableError
 from gpufeed.cachefs.session import Session
 
 ATTEMPTS_MAX = 5
 # An interpreter that starts on a busy node, a cache directory of a million shards.
 START_TIMEOUT_S = 60.0
+TOKEN_CHARACTERS_MAX = 4096
 _MODES = ("auto", "required", "off")
 _private_numbers = itertools.count(1)
 
@@ -42,20 +47,29 @@ def open_session(
     *,
     daemon: str | None = None,
     window_bytes: int = 0,
+    token: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Session:
     """A session with the daemon that `daemon` or ``GPUFEED_DAEMON`` names.
 
+    Args:
+        daemon: auto, required, off or a path; None leaves it to ``GPUFEED_DAEMON``.
+        window_bytes: see `Session.connect`.
+        token: of the tenant; None leaves it to the environment.
+        environ: the environment; None is the process's own.
+
     Raises:
+        ConfigError: the token's file cannot be read.
         DaemonUnavailableError: it does not answer, or the embedded one did not start.
         GpufeedError: it refused, with its reason.
     """
     environ = os.environ if environ is None else environ
     mode = daemon or environ.get("GPUFEED_DAEMON", "") or "auto"
+    wanted = _Wanted(window_bytes, token if token is not None else _token(environ))
     if mode not in _MODES:
-        return Session.connect(mode, window_bytes=window_bytes)
+        return wanted.connect(mode)
     if mode != "off":
-        found = _connect_node(environ, window_bytes)
+        found = _connect_node(environ, wanted)
         if found is not None:
             return found
     if mode == "required":
@@ -66,7 +80,37 @@ def open_session(
     directory = paths.runtime_directory(environ)
     paths.ensure_private_directory(directory)
     name = f"private-{os.getpid()}-{next(_private_numbers)}" if mode == "off" else _name(environ)
-    return _connect_embedded(f"{directory}/{name}.sock", window_bytes, private=mode == "off")
+    return _connect_embedded(f"{directory}/{name}.sock", wanted, private=mode == "off")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What every attempt tells."""
+
+    window_bytes: int
+    token: str | None = field(repr=False)
+
+    def connect(self, path: str) -> Session:
+        session = Session.connect(
+            path, window_bytes=self.window_bytes, token=self.token, held=oldarenas.held()
+        )
+        oldarenas.tell_drops_to(session)
+        return session
+
+
+def _token(environ: Mapping[str, str]) -> str | None:
+    token = environ.get("GPUFEED_TOKEN")
+    path = environ.get("GPUFEED_TOKEN_FILE", "")
+    if token or not path:
+        return token or None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(TOKEN_CHARACTERS_MAX).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"GPUFEED_TOKEN_FILE={path} cannot be read ({error}): name the file that holds the "
+            "token, or set GPUFEED_TOKEN"
+        ) from None
 
 
 def node_sockets(environ: Mapping[str, str]) -> list[str]:
@@ -77,11 +121,11 @@ def node_sockets(environ: Mapping[str, str]) -> list[str]:
     return [paths.user_socket(environ), paths.SYSTEM_SOCKET]
 
 
-def _connect_node(environ: Mapping[str, str], window_bytes: int) -> Session | None:
+def _connect_node(environ: Mapping[str, str], wanted: _Wanted) -> Session | None:
     for path in node_sockets(environ):
         if os.path.exists(path):
             with contextlib.suppress(DaemonUnavailableError):
-                return Session.connect(path, window_bytes=window_bytes)
+                return wanted.connect(path)
     return None
 
 
@@ -92,21 +136,21 @@ def _name(environ: Mapping[str, str]) -> str:
     return "embedded-" + hashlib.blake2b(text, digest_size=6).hexdigest()
 
 
-def _connect_embedded(path: str, window_bytes: int, *, private: bool) -> Session:
+def _connect_embedded(path: str, wanted: _Wanted, *, private: bool) -> Session:
     failure = DaemonUnavailableError(f"the embedded daemon at {path} kept going away")
     for _ in range(ATTEMPTS_MAX):
         try:
-            return Session.connect(path, window_bytes=window_bytes)
+            return wanted.connect(path)
         except DaemonUnavailableError as error:
             failure = error
         with _start_lock(path):
             # Somebody may have started it while we waited for the lock.
             with contextlib.suppress(DaemonUnavailableError):
-                return Session.connect(path, window_bytes=window_bytes)
+                return wanted.connect(path)
             _start(path, private=private)
             # While we hold the lock: a daemon that hardly lingers is still there for us.
             with contextlib.suppress(DaemonUnavailableError):
-                return Session.connect(path, window_bytes=window_bytes)
+                return wanted.connect(path)
     raise failure
 
 
