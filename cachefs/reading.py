@@ -92,6 +92,16 @@ class OpenedSession:
     dataset: Dataset
 
 
+def check_range(begin_bytes: int, end_bytes: int | None) -> None:
+    """Whether these are the ends of a range; None is the end of the object.
+
+    Raises:
+        UsageError: they are not.
+    """
+    if begin_bytes < 0 or (end_bytes is not None and end_bytes < begin_bytes):
+        raise UsageError(f"[{begin_bytes}, {end_bytes}) is no range of bytes")
+
+
 class ReadFile:
     """One version of one object, read by ranges. Threads may share it."""
 
@@ -112,9 +122,8 @@ class ReadFile:
             ShardChangedError: the object is of another version by now.
             GpufeedError: as the daemon says, or it is gone.
         """
+        check_range(begin_bytes, end_bytes)
         end_bytes = self.size_bytes if end_bytes is None else end_bytes
-        if begin_bytes < 0 or end_bytes < begin_bytes:
-            raise UsageError(f"[{begin_bytes}, {end_bytes}) is no range of bytes")
         stats = self._client.stats
         return self._client.patiently(lambda: self._remote.read_view(begin_bytes, end_bytes, stats))
 
@@ -179,11 +188,15 @@ class Client(Place):
         Raises:
             UsageError: the order names a shard that the dataset does not have.
         """
+        return SampleStream(self, self.state(dataset, order))
+
+    def state(self, dataset: Readable, order: Sequence[int] | None) -> StreamState:
+        """See `samples`."""
         count = len(dataset.shards)
         chosen = tuple(range(count)) if order is None else tuple(order)
         if any(not 0 <= shard < count for shard in chosen):
             raise UsageError(f"an order names shards outside 0..{count - 1} of the dataset")
-        return SampleStream(self, StreamState(dataset, chosen, self.stats))
+        return StreamState(dataset, chosen, self.stats)
 
     # --- ranges -------------------------------------------------------------------------------
 
@@ -229,7 +242,7 @@ class Client(Place):
         with self._lock:
             self._check_open()
             if self._calls is None or self._calls.has_failed:
-                self._calls = Calls(self._new_session())
+                self._calls = Calls(self.new_session())
             return self._calls
 
     def open_in_session(self, request: DatasetRequest) -> OpenedSession:
@@ -244,14 +257,20 @@ class Client(Place):
                 if opened.request == request:
                     self._idle.remove(opened)
                     return opened
-        leases = Leases(self._new_session())
+        leases = Leases(self.new_session())
         try:
             return OpenedSession(leases, request, leases.session.open_dataset(request))
         except BaseException:
             leases.retire()
             raise
 
-    def _new_session(self) -> Session:
+    def new_session(self) -> Session:
+        """A session that is the caller's.
+
+        Raises:
+            DaemonUnavailableError: no daemon answers.
+            GpufeedError: it refused, with its reason.
+        """
         options = self.options
         session = open_session(
             daemon=options.daemon, window_bytes=options.window_bytes, token=options.token
@@ -548,9 +567,7 @@ def open_client(
     """
     return Client(
         ClientOptions(
-            daemon=daemon,
-            token=token,
-            window_bytes=window_bytes,
+            daemon=daemon, token=token, window_bytes=window_bytes,
             storage_options=dict(storage_options or {}),
         )
-    )
+    )  # fmt: skip
