@@ -32,9 +32,10 @@ SHARDS = 12
 SAMPLES = 40
 # From a daemon's readiness to its end.
 LIFE_S_MAX = 0.6
-CHURN_EPOCHS = 6
+CHURN_EPOCHS = 20
+WINDOW_BYTES = 3 * MIB
 HEAP_GROWN_KIB_MAX = 16 * 1024
-ARENA = {"GPUFEED_ARENA_SIZE_BYTES": "12MiB"}
+ARENA = {"GPUFEED_ARENA_SIZE_BYTES": "24MiB"}
 
 
 def put_data(node, path: Path, shards: int = SHARDS) -> None:
@@ -85,6 +86,7 @@ class Readers:
             output, errors = process.communicate(timeout=timeout_s)
             assert process.returncode == 0, errors.decode()
             found.append(json.loads(output))
+            print(found[-1])
         return found
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class Readers:
 def readers(chaos, place: Path):
     started: list[Readers] = []
 
-    def start(count: int, window_bytes: int = MIB, epochs: int = 2) -> Readers:
+    def start(count: int, window_bytes: int = WINDOW_BYTES, epochs: int = 2) -> Readers:
         started.append(Readers(chaos, place, count, window_bytes, epochs))
         return started[-1]
 
@@ -121,7 +123,7 @@ def test_a_daemon_killed_a_hundred_times(chaos, place: Path, readers) -> None:
     found = under_test.end(120)
     for reader in found:
         assert reader["changed"] == 0, reader
-        assert reader["kept"] > 100, reader
+        assert reader["in_place"] > 1000, reader
         assert reader["reconnects"] >= KILLS // 2, reader
         check_nothing_left(reader)
 
@@ -135,10 +137,11 @@ def check_nothing_left(reader: dict[str, int]) -> None:
 def test_views_held_over_epochs_while_the_arena_churns(chaos, place: Path, readers) -> None:
     # 33 MB of data, 24 MiB of arena: slots get other extents all the time.
     put_data(chaos, place / "truth.json", shards=40)
-    chaos.start(GPUFEED_ARENA_SIZE_BYTES="24MiB")
-    under_test = readers(READERS, window_bytes=3 * MIB, epochs=CHURN_EPOCHS)
+    chaos.start(**ARENA)
+    under_test = readers(READERS, epochs=CHURN_EPOCHS)
     under_test.wait_ready()
-    for reader in under_test.end(300):
+    found = under_test.end(300)
+    for reader in found:
         assert reader["samples"] >= CHURN_EPOCHS * 40 * SAMPLES, reader
         assert reader["in_place"] > 1000, reader
         assert reader["changed"] == 0, reader

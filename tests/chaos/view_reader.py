@@ -19,7 +19,13 @@ import numpy as np
 
 from gpufeed.cachefs.client import Sample, open_client
 
-HELD_MAX = 60
+# Views of late are let go of in the order in which they came, so that few extents hold many; some
+# stay for whole epochs.
+RECENT_MAX = 20
+LONG_MAX = 2
+RECENT_RATIO = 0.5
+LONG_RATIO = 0.002
+RANGE_RATIO = 0.02
 
 
 def count_descriptors() -> int:
@@ -39,8 +45,8 @@ def heap_kib() -> int:
 class Held:
     """Views with the checksums that they had when they came."""
 
-    def __init__(self, draw: random.Random) -> None:
-        self.draw = draw
+    def __init__(self, count_max: int) -> None:
+        self.count_max = count_max
         self.views: list[tuple[memoryview, int]] = []
         self.kept_count = self.in_place_count = self.changed_count = 0
 
@@ -48,16 +54,16 @@ class Held:
         self.kept_count += 1
         self.in_place_count += isinstance(view.obj, np.ndarray)
         self.views.append((view, zlib.crc32(view)))
-        if len(self.views) > HELD_MAX:
-            self.drop(self.draw.randrange(len(self.views)))
+        if len(self.views) > self.count_max:
+            self.drop()
 
-    def drop(self, i: int) -> None:
-        view, stamp = self.views.pop(i)
+    def drop(self) -> None:
+        view, stamp = self.views.pop(0)
         self.changed_count += zlib.crc32(view) != stamp
 
     def clear(self) -> None:
         while self.views:
-            self.drop(0)
+            self.drop()
 
 
 def check(sample: Sample, place: tuple[int, int], truth: list[tuple[str, int]]) -> None:
@@ -77,7 +83,7 @@ def main(
     with open(truth_path) as file:
         known = json.load(file)
     before_descriptors = count_descriptors()
-    held = Held(draw)
+    recent, long = Held(RECENT_MAX), Held(LONG_MAX)
     samples = epochs = 0
     heap_first_kib = 0
     client = open_client(socket, window_bytes=int(window_bytes))
@@ -92,26 +98,29 @@ def main(
             place = next(places)
             check(sample, place, known["shards"][order[place[0]]])
             samples += 1
-            if draw.random() < 0.1:
-                held.keep(sample["jpg"])
-            if draw.random() < 0.02:
+            if draw.random() < RECENT_RATIO:
+                recent.keep(sample["jpg"])
+            if draw.random() < LONG_RATIO:
+                long.keep(sample["jpg"])
+            if draw.random() < RANGE_RATIO:
                 shard = draw.randrange(len(dataset.shards))
                 begin = draw.randrange(dataset.shards[shard].size_bytes)
-                held.keep(client.read(dataset.shards[shard].name, begin, begin + 1000))
+                recent.keep(client.read(dataset.shards[shard].name, begin, begin + 1000))
         assert next(places, None) is None, "an epoch ended early"
         del sample
         epochs += 1
         heap_first_kib = heap_first_kib or heap_kib()
     stats = client.stats
     client.close()
-    held.clear()
+    recent.clear()
+    long.clear()
     gc.collect()
     return {
         "samples": samples,
         "epochs": epochs,
-        "kept": held.kept_count,
-        "in_place": held.in_place_count,
-        "changed": held.changed_count,
+        "kept": recent.kept_count + long.kept_count,
+        "in_place": recent.in_place_count + long.in_place_count,
+        "changed": recent.changed_count + long.changed_count,
         "reconnects": stats.reconnects_count,
         "copied": stats.copied_count,
         "straddled": stats.straddled_count,
