@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 import weakref
 import zlib
@@ -16,7 +18,12 @@ import pytest
 from node import Node, wait_until_gone
 
 from gpufeed.cachefs.client import Client, Sample, open_client
-from gpufeed.cachefs.errors import DaemonUnavailableError, NotFoundError, UsageError
+from gpufeed.cachefs.errors import (
+    DaemonUnavailableError,
+    NotFoundError,
+    ShardChangedError,
+    UsageError,
+)
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET
 from gpufeed.cachefs.units import KIB, MIB
 
@@ -322,3 +329,55 @@ def test_a_forked_child_keeps_its_hands_off_the_parents_stream(client: Client, d
     for sample in held:
         check(sample, data)
     assert sum(1 for _ in stream) == SHARDS * SAMPLES - 50
+
+
+def test_a_dataset_that_changed_over_a_restart_is_an_error(
+    node: Node, client: Client, data
+) -> None:
+    dataset = client.open(URL)
+    stream = client.samples(dataset)
+    first = next(stream)
+    node.stop(node.processes[0], 9)
+    (node.bucket / "train-003.tar").write_bytes((node.bucket / "train-002.tar").read_bytes())
+    node.start()
+    with pytest.raises(ShardChangedError, match=f"{dataset.manifest_hash}, now "):
+        for _ in stream:
+            pass
+    check(first, data)
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_reading_goes_on_over_restarts(node: Node, client: Client, data) -> None:
+    dataset = client.open(URL)
+    url = f"oss://{BUCKET}/train-001.tar"
+    whole = (node.bucket / "train-001.tar").read_bytes()
+    file = client.file(url)
+    held, keys = [], []
+    for sample in client.samples(dataset):
+        keys.append(sample.key)
+        held.append((sample, file.read(len(keys), 4000)))
+        if len(keys) in (1, 39, 40, 41, 200):
+            node.stop(node.processes[-1], 9)
+            node.start()
+    assert keys == list(data)
+    assert client.stats.reconnects_count >= 5
+    for i, (sample, view) in enumerate(held, 1):
+        check(sample, data)
+        assert view == whole[i:4000]
+
+
+def test_an_interpreter_that_ends_in_the_middle_says_nothing(node: Node, data) -> None:
+    code = f"""
+from gpufeed.cachefs.client import open_client
+client = open_client({node.socket!r}, window_bytes=4 << 20)
+stream = client.samples(client.open({URL!r}))
+held = [next(stream) for _ in range(100)]
+held.append(held)
+ranged = client.read("oss://{BUCKET}/train-000.tar", 0, 300000)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    wait_until_gone(node)
