@@ -377,7 +377,7 @@ held.append(held)
 ranged = client.read("oss://{BUCKET}/train-000.tar", 0, 300000)
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     wait_until_gone(node)
