@@ -83,6 +83,16 @@ METRICS: dict[str, Metric] = {
         Metric("store_degraded", "gauge", "1 while the cache disk is not trusted."),
         Metric("arena_slots", "gauge", "Slots in the arena (resident)."),
         Metric("arena_leased_slots", "gauge", "Slots that a session or a fill holds."),
+        Metric(
+            "arena_touched_slots", "gauge", "Slots that were ever used: memory taken (resident)."
+        ),
+        Metric(
+            "arena_locked_bytes", "gauge", "Of the arena, kept out of swap once used (resident)."
+        ),
+        Metric(
+            "arena_elsewhere_bytes", "gauge", "Arenas of earlier daemons that clients still map."
+        ),
+        Metric("heap_bytes", "gauge", "The daemon's own memory, at the last session (resident)."),
         Metric("sessions", "gauge", "Sessions open."),
         Metric("sessions_total", "counter", "Sessions ever opened."),
         Metric("published_bytes_total", "counter", "Bytes published to sessions."),

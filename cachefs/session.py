@@ -34,6 +34,7 @@ from gpufeed.cachefs import wire
 from gpufeed.cachefs.bodies import close_all, with_body
 from gpufeed.cachefs.connection import Connection, silence
 from gpufeed.cachefs.errors import DaemonUnavailableError, ProtocolError, UsageError
+from gpufeed.cachefs.handshake import check_welcome, hello
 from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import (
     Event,
@@ -99,6 +100,7 @@ class Session:
 
     def __init__(self, connection: Connection, welcome: dict[str, Any], arena_fd: int) -> None:
         self._connection = connection
+        self.protocol = check_welcome(welcome)
         self._requests = 0
         self._positions = 0
         self._pending: collections.deque[Event] = collections.deque()
@@ -122,6 +124,7 @@ class Session:
         socket_path: str,
         *,
         window_bytes: int = 0,
+        whole: bool = False,
         token: str | None = None,
         held: Sequence[tuple[str, int]] = (),
         timeout_s: float = 30.0,
@@ -132,6 +135,7 @@ class Session:
             socket_path: the daemon's Unix socket.
             window_bytes: published, unreleased bytes wanted at most; 0 leaves it to the daemon,
                 which may also grant less (`window_extents` tells).
+            whole: exactly that window, or a refusal that says how much there is.
             token: says which tenant this is, where the socket alone does not.
             held: arenas of earlier daemons that this process still maps, and the bytes of memory
                 behind each, so that the new daemon counts them.
@@ -143,19 +147,19 @@ class Session:
         """
         connection = Connection.open(socket_path, timeout_s)
         try:
-            hello: dict[str, Any] = {"window_bytes": window_bytes}
-            if token is not None:
-                hello["token"] = token
-            if held:
-                hello["held"] = [list(one) for one in held]
-            connection.send(wire.pack(Kind.HELLO, wire.pack_json(hello)), timeout_s)
+            said = hello(window_bytes=window_bytes, whole=whole, token=token, held=held)
+            connection.send(wire.pack(Kind.HELLO, wire.pack_json(said.pack())), timeout_s)
             message, descriptors = connection.wait(time.monotonic() + timeout_s)
             if message.kind is Kind.ERROR:
                 raise wire.unpack_error(message.json())
             if message.kind is not Kind.WELCOME or len(descriptors) != 1:
                 close_all(descriptors)
                 raise ProtocolError(f"{message.kind.name} answered HELLO")
-            return cls(connection, message.json(), descriptors[0])
+            try:
+                return cls(connection, message.json(), descriptors[0])
+            except BaseException:
+                close_all(descriptors)
+                raise
         except BaseException:
             connection.close()
             raise

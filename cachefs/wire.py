@@ -7,12 +7,14 @@ buffer. File descriptors otherwise appear only in `WELCOME`: the arena.
 
 Header, little-endian, pinned by a test: magic ``GPFD``, version u16, type u16, flags u32.
 
-A client opens with `HELLO`; the daemon answers `WELCOME` or `ERROR`. Requests (`OPEN` and `INDEX`
+A client opens with `HELLO`; the daemon answers `WELCOME` or `ERROR` (`gpufeed.cachefs.handshake`).
+Requests (`OPEN` and `INDEX`
 of datasets; `STAT`, `LIST` and `FILE_*` of single objects) carry an id that their `REPLY`,
 `PROGRESS` or `ERROR` repeats; the reply to `FILE_READ` lends one extent. `PLAN` extends the
 session's plan; `JOIN` names the job that the session is a rank of, and `FORECAST` tells the order
 that it will read in, far ahead of the plan. `EXTENTS`, `SAMPLES`, `SHARD_END` and `FAIL` flow to
-the client in plan order. `RELEASE` gives extents back.
+the client in plan order. `RELEASE` gives extents back; `DROPPED` tells that the client let go of
+the arena of an earlier daemon, which `HELLO` said it still maps.
 
 Pure: no I/O, so the daemon, the client and a fuzzer share every byte of it.
 """
@@ -31,6 +33,8 @@ from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
 from gpufeed.cachefs.sampleindex import SampleIndex
 
 MAGIC = b"GPFD"
+# Of the frame: it stays what it is, so that any two sides can at least tell each other what to do.
+# What bodies mean is agreed on in the handshake (`gpufeed.cachefs.handshake`).
 VERSION = 1
 MESSAGE_BYTES_MAX = 64 * 1024
 INLINE_BODY_BYTES = 48 * 1024

@@ -60,6 +60,8 @@ class DaemonConfig:
         allow: prefixes of the addresses that clients may read; an embedded daemon allows all.
         linger_s: how long an embedded daemon stays after its last session.
         sessions_max: sessions open at a time.
+        memory_bytes: for arenas, earlier daemons' arenas that are still mapped, and the heap; 0:
+            no limit but the arena's size.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
     """
 
@@ -69,6 +71,7 @@ class DaemonConfig:
     allow: tuple[str, ...] = ("oss://", "s3://")
     linger_s: float = 10.0
     sessions_max: int = 1024
+    memory_bytes: int = 0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -95,6 +98,7 @@ class DaemonConfig:
             1 <= self.sessions_max <= 65536,
             f"daemon.sessions_max is {self.sessions_max}; it must be 1 to 65536",
         )
+        _require(self.memory_bytes >= 0, "daemon.memory_bytes must not be negative")
         _require(
             self.log_level in LOG_LEVELS,
             f"daemon.log_level is {self.log_level!r}; it must be one of {', '.join(LOG_LEVELS)}",
@@ -317,6 +321,8 @@ def _build(values: dict[str, Any], provenance: dict[str, str], machine: Machine)
 
     if not values.get("daemon.socket_path"):
         derive("daemon.socket_path", machine.socket_path())
+    if "daemon.memory_bytes" not in values:
+        derive("daemon.memory_bytes", machine.memory_limit())
     if "store.path" not in values:
         derive("store.path", machine.cache_path())
     if "arena.size_bytes" not in values:

@@ -147,6 +147,11 @@ class Publisher:
         if self._ring.free_count or shard is None or self._is_due(shard):
             self._room_came.set()
 
+    @property
+    def held_count(self) -> int:
+        """Extents that the client may look at."""
+        return self._ring.held_count
+
     def _give_back(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
             self._pool.drop(lease.slot, wanted=self._book.pending(lease.digest))

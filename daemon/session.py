@@ -1,9 +1,14 @@
 """Sessions: the daemon's side of the socket. One `ServerSession` a connection, one server.
 
-The socket is the lease. When it closes, at any point and for any reason, the session's task is
-cancelled and every extent, claim and plan position it held goes back, in that order. What a client
-sends is checked (`cachefs.wire`); the first message that is wrong ends the session with an error
-that says so, and reaches no other session.
+The socket is the lease, and the process that opened it is who holds it. When the socket closes, or
+that process dies (a pidfd of the peer tells, so that a child which has inherited the socket keeps
+nothing alive), the session's tasks are cancelled and every extent, claim and plan position it held
+goes back, in that order.
+
+What a client sends is checked (`cachefs.wire`); the first message that is wrong ends the session
+with an error that says so, and reaches no other session. A session that the daemon ends has a
+client which may still look at what it holds: those slots stay as they are until the client has
+closed its side. Until then the session counts as one.
 
 Owned by the daemon's loop. `SOCK_SEQPACKET` has no asyncio transport, so readiness callbacks drive
 a non-blocking socket; the queue of outgoing messages is bounded by the session's window, and by
@@ -15,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -26,10 +32,17 @@ from gpufeed.cachefs.bodies import body_to_memfd, close_all, with_body
 from gpufeed.cachefs.cache import ShardCache
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
+from gpufeed.cachefs.handshake import Hello, agree, software
 from gpufeed.cachefs.plan import PlanBook
 from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import Kind, Message
 from gpufeed.daemon.datasets import Datasets
+from gpufeed.daemon.memory import (
+    HEAP_BYTES_RESERVED_MAX,
+    TenantMemory,
+    heap_reserved_bytes,
+    require_heap,
+)
 from gpufeed.daemon.publisher import Publisher
 from gpufeed.daemon.requests import REQUEST_KINDS, Requests
 from gpufeed.daemon.windows import Windows
@@ -43,6 +56,13 @@ REQUESTS_IN_FLIGHT_MAX = 8
 REQUEST_BODY_BYTES_MAX = 16 * MIB
 ACCEPT_PAUSE_S = 0.5
 JOB_NAME_MAX = 256
+# A connection that says nothing for so long is nobody's.
+HELLO_TIMEOUT_S = 10.0
+# What the kernel refuses for now, it may take a little later.
+SEND_AGAIN_S = 0.05
+_SHORTAGES = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+# asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
+SO_PEERPIDFD = 77
 
 
 class ServerSession:
@@ -63,7 +83,14 @@ class ServerSession:
         self._has_joined = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        # The daemon has ended it; the client has not closed its side yet.
+        self._is_refused = False
         self._loop.add_reader(sock.fileno(), self._readable)
+        self._peer = _peer_pidfd(sock)
+        if self._peer >= 0:
+            self._loop.add_reader(self._peer, self._end)
+        self._late: asyncio.TimerHandle | None
+        self._late = self._loop.call_later(HELLO_TIMEOUT_S, self._say_nothing)
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -84,6 +111,9 @@ class ServerSession:
                 close_all(descriptors)
                 self._end()
                 return
+            if self._is_refused:
+                close_all(descriptors)
+                continue
             try:
                 self._handle(_message(data, descriptors))
             except GpufeedError as error:
@@ -107,14 +137,20 @@ class ServerSession:
             self._request(self._requests, message.kind, message.json())
         elif message.kind is Kind.FILE_CLOSE:
             self._requests.close_file(message.json())
+        elif message.kind is Kind.DROPPED:
+            self._dropped(message.json())
         else:
             raise ProtocolError(f"a client does not send {message.kind.name}")
 
+    def _say_nothing(self) -> None:
+        self._late = None
+        self._refuse(ProtocolError(f"no HELLO came within {HELLO_TIMEOUT_S:g} s"))
+
     def _hello(self, value: dict[str, Any]) -> None:
         server = self._server
-        window_bytes = value.get("window_bytes", 0)
-        if not isinstance(window_bytes, int):
-            raise ProtocolError("HELLO: window_bytes is no number")
+        said = Hello.unpack(value)
+        protocol = agree(said)
+        require_heap(server.heap_bytes_max, server.cache.tools.metrics)
         arena = server.cache.tools.pool.arena
         try:
             arena_fd = os.dup(arena.fd)
@@ -123,11 +159,13 @@ class ServerSession:
                 f"the daemon has no descriptor for one more session: {shortage.strerror}; raise "
                 "its limit of open files (ulimit -n)"
             ) from None
+        server.memory.begin(self._number, said.held)
         try:
-            self._window = server.windows.grant(window_bytes)
+            self._window = server.windows.grant(said.window_bytes, whole=said.whole)
         except CapacityError:
             os.close(arena_fd)
             raise
+        self._stop_waiting()
         self._publisher = Publisher(
             self._number, server.cache, server.book, self,
             window_extents=self._window, clock=server.clock,
@@ -138,11 +176,25 @@ class ServerSession:
         self._spawn(self._publisher.run())
         self._spawn(self._publisher.prefetch())
         welcome = {
+            "protocol": protocol,
+            "software": software(),
+            "arena_id": arena.arena_id,
             "arena_bytes": arena.size_bytes,
             "extent_bytes": arena.extent_bytes,
             "window_extents": self._window,
         }
         self._send(wire.pack(Kind.WELCOME, wire.pack_json(welcome)), arena_fd)
+
+    def _dropped(self, value: dict[str, Any]) -> None:
+        arena_id = value.get("arena_id")
+        if not isinstance(arena_id, str):
+            raise ProtocolError("DROPPED does not say which arena")
+        self._server.memory.dropped(self._number, arena_id)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def _plan(self, publisher: Publisher, requests: Requests, body: bytes) -> None:
         dataset_id, shard_ids, first = wire.unpack_plan(body)
@@ -227,7 +279,7 @@ class ServerSession:
             self._outbox.append((data, descriptor))
             if len(self._outbox) >= OUTBOX_MESSAGES_MAX:
                 self._room.clear()
-            self._loop.add_writer(self._sock.fileno(), self._writable)
+            self._watch_room()
 
     def _try_send(self, data: bytes, descriptor: int | None) -> bool:
         try:
@@ -237,20 +289,31 @@ class ServerSession:
                 socket.send_fds(self._sock, [data], [descriptor])
         except BlockingIOError:
             return False
-        except OSError:
+        except OSError as error:
+            if error.errno in _SHORTAGES:
+                return False
             # The client is gone; its end arrives on the reading side.
-            _close(descriptor)
-            return True
         _close(descriptor)
         return True
 
+    def _watch_room(self) -> None:
+        if self._outbox and not self._closing:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
     def _writable(self) -> None:
+        # Looked at again after a while: where the kernel is short of something, the socket itself
+        # has room, and would call at once for ever.
+        self._loop.remove_writer(self._sock.fileno())
+        sent = 0
         while self._outbox and self._try_send(*self._outbox[0]):
             self._outbox.popleft()
+            sent += 1
         if len(self._outbox) < OUTBOX_MESSAGES_MAX // 2:
             self._room.set()
-        if not self._outbox:
-            self._loop.remove_writer(self._sock.fileno())
+        if self._outbox and sent:
+            self._watch_room()
+        elif self._outbox:
+            self._loop.call_later(SEND_AGAIN_S, self._watch_room)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -266,9 +329,25 @@ class ServerSession:
             self._refuse(GpufeedError("the daemon met an internal error; its log has the trace"))
 
     def _refuse(self, error: GpufeedError) -> None:
+        """Tell the client why its session is over, and wait for it to close its side."""
+        if self._is_refused or self._closing:
+            return
         _LOG.warning("session %d ends: %s", self._number, error)
         self._send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(error))))
-        self._end()
+        self._is_refused = True
+        self._stop_waiting()
+        for task in self._tasks:
+            task.cancel()
+        if self._publisher is None or not self._publisher.held_count:
+            self._end()
+            return
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """The client sees the end behind what it was told."""
+        if not self._outbox:
+            with contextlib.suppress(OSError):  # it may be gone already
+                self._sock.shutdown(socket.SHUT_WR)
 
     def _end(self) -> None:
         if self._stop_watching():
@@ -279,23 +358,34 @@ class ServerSession:
         if self._closing:
             return False
         self._closing = True
+        self._stop_waiting()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
+        if self._peer >= 0:
+            self._loop.remove_reader(self._peer)
+            os.close(self._peer)
+            self._peer = -1
         return True
 
-    async def close(self) -> None:
-        """Take everything back."""
+    async def stop(self) -> None:
+        """Nobody is served any more. What the client holds stays untouched."""
         self._stop_watching()
+        self._hang_up()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Take everything back: the client is gone, or nothing writes into the arena any more."""
+        await self.stop()
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
             if self._requests is not None:
                 self._requests.close()
             self._server.windows.give_back(self._window)
+        self._server.memory.end(self._number)
         self._server.book.drop(self._number)
         for _, descriptor in self._outbox:
             _close(descriptor)
@@ -306,11 +396,20 @@ class ServerSession:
 
 
 class SessionServer:
-    """Accepts sessions on a listening socket, which it owns from `start` on."""
+    """Accepts sessions on a listening socket, which it owns from `start` on.
+
+    Args:
+        cache: of the daemon.
+        datasets: of the daemon.
+        book: of all plans.
+        clock: for rates.
+        sessions_max: open at a time.
+        memory_bytes: for everything (`gpufeed.daemon.memory`); 0: the arena and what it needs.
+    """
 
     def __init__(
         self, cache: ShardCache, datasets: Datasets, book: PlanBook, *, clock: Clock,
-        sessions_max: int,
+        sessions_max: int, memory_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.cache = cache
         self.datasets = datasets
@@ -318,6 +417,12 @@ class SessionServer:
         self.clock = clock
         arena = cache.tools.pool.arena
         self.windows = Windows(arena.slot_count, arena.extent_bytes)
+        # Unlimited: the arena, and what the heap would have beside it.
+        limit_bytes = memory_bytes or 2 * arena.size_bytes + HEAP_BYTES_RESERVED_MAX
+        self.heap_bytes_max = limit_bytes - arena.size_bytes
+        arenas_bytes = limit_bytes - heap_reserved_bytes(limit_bytes)
+        tools = cache.tools
+        self.memory = TenantMemory(arenas_bytes, tools.pool, self.windows, tools.metrics)
         self._sessions_max = sessions_max
         self._sessions: dict[int, ServerSession] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -387,8 +492,13 @@ class SessionServer:
         self.cache.tools.metrics.set("sessions", len(self._sessions))
         self.on_count(len(self._sessions))
 
+    async def stop(self) -> None:
+        """Accept and serve nobody any more; what sessions hold stays as it is until `close`."""
+        self.stop_accepting()
+        await asyncio.gather(*(session.stop() for session in list(self._sessions.values())))
+
     async def close(self) -> None:
-        """End all sessions."""
+        """End all sessions. Nothing may write into the arena any more: clients may still look."""
         self.stop_accepting()
         sessions = list(self._sessions.values())
         await asyncio.gather(*(session.close() for session in sessions))
@@ -402,6 +512,18 @@ def _message(data: bytes, descriptors: list[int]) -> Message:
         close_all(descriptors)
         raise
     return with_body(message, descriptors, REQUEST_BODY_BYTES_MAX)
+
+
+def _peer_pidfd(sock: socket.socket) -> int:
+    """A descriptor that becomes readable when the process that connected dies; -1 before Linux 6.5.
+
+    No process id is involved, so it means the same in every PID namespace.
+    """
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        # Not known to this kernel; or the process is gone already, and so is its end of the socket.
+        return -1
 
 
 def _close(descriptor: int | None) -> None:

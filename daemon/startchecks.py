@@ -24,6 +24,7 @@ from gpufeed.cachefs.units import MIB, format_bytes
 from gpufeed.daemon.config import LoadedSettings
 from gpufeed.daemon.listen import SOCKET_PATH_BYTES_MAX, is_taken
 from gpufeed.daemon.machine import Machine, nearest_existing
+from gpufeed.daemon.memory import heap_reserved_bytes
 
 # Less is a slip of the unit: no shard is that small.
 QUOTA_BYTES_MIN = MIB
@@ -44,12 +45,7 @@ def refusals(loaded: LoadedSettings) -> Iterator[ConfigError]:
     """Settings that will not do, in the order of their sections."""
     settings, provenance = loaded.settings, loaded.provenance
     yield from _origin_refusals(loaded)
-    limit = Machine().memory_limit()
-    if settings.arena.size_bytes > limit.value:
-        yield ConfigError(
-            f"arena.size_bytes is {format_bytes(settings.arena.size_bytes)} "
-            f"({provenance['arena.size_bytes']}), more than {limit.how}"
-        )
+    yield from _memory_refusals(loaded)
     path_bytes = len(os.fsencode(settings.daemon.socket_path))
     if path_bytes > SOCKET_PATH_BYTES_MAX:
         yield ConfigError(
@@ -63,6 +59,23 @@ def refusals(loaded: LoadedSettings) -> Iterator[ConfigError]:
                 f"({provenance['policy.quotas']}); it must be at least "
                 f"{format_bytes(QUOTA_BYTES_MIN)}"
             )
+
+
+def _memory_refusals(loaded: LoadedSettings) -> Iterator[ConfigError]:
+    settings, provenance = loaded.settings, loaded.provenance
+    arena_bytes, memory_bytes = settings.arena.size_bytes, settings.daemon.memory_bytes
+    limit = Machine().memory_limit()
+    arena = f"arena.size_bytes is {format_bytes(arena_bytes)} ({provenance['arena.size_bytes']})"
+    if arena_bytes > limit.value:
+        yield ConfigError(f"{arena}, more than {limit.how}")
+        return
+    heap_bytes = heap_reserved_bytes(memory_bytes)
+    if memory_bytes and arena_bytes + heap_bytes > memory_bytes:
+        yield ConfigError(
+            f"{arena}; with {format_bytes(heap_bytes)} for the daemon itself that is more "
+            f"than daemon.memory_bytes, {format_bytes(memory_bytes)} "
+            f"({provenance['daemon.memory_bytes']})"
+        )
 
 
 def _origin_refusals(loaded: LoadedSettings) -> Iterator[ConfigError]:

@@ -105,17 +105,20 @@ async def running(
             expansion_ratio_max=settings.store.expansion_ratio_max,
         )  # fmt: skip
         cache = ShardCache(tools)
-        stack.push_async_callback(cache.close)
         datasets = Datasets(
             engine, store, extent_bytes=extent_bytes,
             allow=ALLOW_ALL if embedded else settings.daemon.allow,
             decompress=settings.store.decompress,
         )  # fmt: skip
-        stack.push_async_callback(datasets.close)
         server = SessionServer(
-            cache, datasets, book, clock=clock, sessions_max=settings.daemon.sessions_max
-        )
+            cache, datasets, book, clock=clock, sessions_max=settings.daemon.sessions_max,
+            memory_bytes=settings.daemon.memory_bytes,
+        )  # fmt: skip
+        # Read upwards. Slots that clients hold go back only when nothing can be written into them.
         stack.push_async_callback(server.close)
+        stack.push_async_callback(cache.close)
+        stack.push_async_callback(datasets.close)
+        stack.push_async_callback(server.stop)
         daemon = Daemon(server, cache, metrics)
         if settings.daemon.http_port >= 0:
             runner, daemon.http_port = await http.start(

@@ -18,6 +18,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import secrets
 
 from gpufeed.cachefs.config import ArenaConfig
 from gpufeed.cachefs.errors import CapacityError
@@ -40,6 +41,8 @@ class Arena:
         self.extent_bytes = config.extent_bytes
         self.slot_count = config.slot_count
         self.size_bytes = self.slot_count * self.extent_bytes
+        # Tells this memory from that of any other daemon, before or after.
+        self.arena_id = secrets.token_hex(16)
         self.fd = os.memfd_create("gpufeed-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, self.size_bytes)

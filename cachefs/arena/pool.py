@@ -52,6 +52,11 @@ class SlotPool:
                 self._wake()
                 raise
 
+    def limit_touched(self, slot_count: int) -> None:
+        """Of slots that were never used, use only those below `slot_count` from now on."""
+        self.table.touch_max = slot_count
+        self._wake()
+
     def hold(self, slot: int) -> None:
         """One more holder of a ready slot."""
         self.table.hold(slot)
@@ -86,4 +91,6 @@ class SlotPool:
             self._turns.popleft().set_result(None)
 
     def _count(self) -> None:
-        self._metrics.set("arena_leased_slots", self.table.held_count)
+        table = self.table
+        self._metrics.set("arena_leased_slots", table.held_count)
+        self._metrics.set("arena_touched_slots", table.touched_count)

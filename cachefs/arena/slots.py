@@ -8,6 +8,9 @@ given away; sequence numbers on the session socket prove it to the readers.
 Recycling is never LRU, which is the worst choice for an epoch's permutation. Free slots go first,
 then idle extents that no live plan wants, the latest first (so that old residents stay: the rule
 of never-evict), then those that a plan still wants, the latest first.
+
+A slot costs no memory before it is first used. Slots are used from the lowest up, so those at or
+above `touched_count` never were; `touch_max` bounds how far that mark may rise.
 """
 
 from __future__ import annotations
@@ -35,16 +38,32 @@ class SlotTable:
         self._cold: dict[int, None] = {}
         self._warm: dict[int, None] = {}
         self._where: dict[tuple[str, int], int] = {}
+        self.touched_count = 0
+        self.touch_max = slot_count
 
     @property
     def available_count(self) -> int:
         """Slots that `allocate` could give now."""
-        return len(self._free) + len(self._cold) + len(self._warm)
+        return self._free_usable + len(self._cold) + len(self._warm)
+
+    @property
+    def _free_usable(self) -> int:
+        untouched = len(self._slots) - self.touched_count
+        return (
+            len(self._free)
+            - untouched
+            + max(0, min(self.touch_max, len(self._slots)) - self.touched_count)
+        )
 
     @property
     def held_count(self) -> int:
         """Slots with holders."""
-        return len(self._slots) - self.available_count
+        return len(self._slots) - len(self._free) - self.idle_count
+
+    @property
+    def idle_count(self) -> int:
+        """Slots with an extent that nobody holds."""
+        return len(self._cold) + len(self._warm)
 
     def find(self, digest: str, extent: int) -> int | None:
         """The slot that holds this extent whole, or None. Does not hold it."""
@@ -67,6 +86,7 @@ class SlotTable:
             return None
         state = self._slots[slot]
         self._where.pop((state.digest, state.extent), None)
+        self.touched_count = max(self.touched_count, slot + 1)
         state.digest, state.extent, state.holders, state.ready = digest, extent, 1, False
         self._where[(digest, extent)] = slot
         return slot
@@ -77,9 +97,9 @@ class SlotTable:
             if beside in self._cold:
                 del self._cold[beside]
                 return beside
-            if self._free and self._free[-1] == beside:
+            if self._free_usable and self._free[-1] == beside:
                 return self._free.pop()
-        if self._free:
+        if self._free_usable:
             return self._free.pop()
         for idle in (self._cold, self._warm):
             if idle:
@@ -147,6 +167,9 @@ class SlotTable:
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step."""
+        untouched = range(self.touched_count, len(self._slots))
+        assert self._free[: len(untouched)] == list(untouched)[::-1], "touched out of order"
+        assert self.held_count + self.idle_count + len(self._free) == len(self._slots)
         groups = (self._free, self._cold, self._warm)
         seen = [slot for group in groups for slot in group]
         assert len(seen) == len(set(seen)), "a slot is available twice"

@@ -47,7 +47,8 @@ class World:
         ring = self.ring
         leases = tuple((s, ring._held[s].slot) for s in ring._held)
         return (
-            ring.free_count, ring._is_over, ring._taken, leases, ring.head, tuple(sorted(self.free)),
+            ring.free_count, ring._is_over, ring._taken, leases, ring.head,
+            tuple(sorted(self.free)),
             tuple(sorted(self.content.items())), self.generation, self.next_extent,
             tuple(self.to_reader), tuple(self.to_daemon), tuple(sorted(self.held.items())),
             self.received, self.last_seq, self.reader_lives, self.daemon_deaths,

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,4 +147,124 @@ async def test_progress_is_not_queued_for_a_client_that_does_not_read(
             got += 1
             await asyncio.sleep(0)  # the daemon's turn to send what it queued
         assert daemon_session.OUTBOX_MESSAGES_MAX <= got < 5000
+    await house.until(0)
+
+
+async def lend(house: House) -> int:
+    """Let the only session's client hold a slot."""
+    publisher = next(iter(house.server._sessions.values()))._publisher
+    assert publisher is not None
+    pool = house.server.cache.tools.pool
+    slot = await pool.allocate("d", 0)
+    pool.table.mark_ready(slot)
+    await publisher.take_credit()
+    return publisher.lend(slot, "d")
+
+
+async def test_what_a_refused_client_holds_stays_until_it_has_closed_its_side(house: House) -> None:
+    table = house.server.cache.tools.pool.table
+    with house.connect() as client:
+        client.send(HELLO)
+        await answer(client)
+        await lend(house)
+        client.send(b"rubbish")
+        refusal = await answer(client)
+        assert refusal.kind is Kind.ERROR
+        assert await asyncio.get_running_loop().sock_recv(client, 10) == b""
+        client.send(wire.pack(Kind.RELEASE, wire.pack_release([1])))
+        await asyncio.sleep(0)
+        assert table.held_count == 1, "a slot that its reader may look at was given away"
+        assert house.server.session_count == 1
+    await house.until(0)
+    assert table.held_count == 0
+
+
+async def test_a_refused_client_that_holds_nothing_is_gone_at_once(house: House) -> None:
+    with house.connect() as client:
+        client.send(HELLO)
+        await answer(client)
+        client.send(b"rubbish")
+        assert (await answer(client)).kind is Kind.ERROR
+        await house.until(0)
+
+
+async def test_a_server_that_stops_leaves_what_clients_hold_until_it_closes(house: House) -> None:
+    table = house.server.cache.tools.pool.table
+    with house.connect() as client:
+        client.send(HELLO)
+        await answer(client)
+        await lend(house)
+        await house.server.stop()
+        assert await asyncio.get_running_loop().sock_recv(client, 10) == b""
+        assert table.held_count == 1
+        await house.server.close()
+        assert table.held_count == 0
+
+
+async def test_a_connection_that_says_nothing_is_closed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_session, "HELLO_TIMEOUT_S", 0.01)
+    with house.connect() as client:
+        refusal = await answer(client)
+        assert "no HELLO" in refusal.json()["message"]
+        await house.until(0)
+
+
+FORKS = """
+import os, socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(sys.argv[1])
+sock.send(bytes.fromhex(sys.argv[2]))
+sock.recv(65536)
+if os.fork():
+    os._exit(0)
+print("child", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_session_ends_with_the_process_that_opened_it_though_a_child_has_its_socket(
+    house: House,
+) -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        assert daemon_session._peer_pidfd(probe) == -1, "not connected"
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FORKS, house.path, HELLO.hex(),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert client.stdout is not None
+    assert client.stdin is not None
+    assert await client.stdout.readline() == b"child\n"
+    await house.until(0)
+    assert client.stdin.is_closing() is False, "the child lived all the time"
+    await client.communicate(b"")
+
+
+async def test_a_shortage_of_the_kernel_loses_no_message(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = []
+
+    class Short:
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._sock, name)
+
+        def send(self, data: bytes) -> int:
+            if len(refused) < 3:
+                refused.append(data)
+                raise OSError(errno.ENOBUFS, "no buffers")
+            return self._sock.send(data)
+
+    with house.connect() as client:
+        client.send(HELLO)
+        await answer(client)
+        session = next(iter(house.server._sessions.values()))
+        session._sock = Short(session._sock)  # type: ignore[assignment]
+        session.send(wire.pack(Kind.PROGRESS, b"{}"))
+        assert (await answer(client)).kind is Kind.PROGRESS
+    assert len(refused) == 3
     await house.until(0)

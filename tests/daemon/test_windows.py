@@ -49,3 +49,30 @@ def test_a_refusal_has_the_numbers() -> None:
         windows.grant(0)
     windows.give_back(4)
     assert windows.grant(0) == 4
+
+
+@given(st.integers(8, 2000), st.lists(st.tuples(st.integers(1, 1 << 22), st.booleans())))
+def test_a_window_that_is_needed_whole_is_whole_or_refused(slots, wishes) -> None:
+    windows = Windows(slots, 4096)
+    limit, granted = int(slots * 0.75), 0
+    for wish, whole in wishes:
+        try:
+            window = windows.grant(wish, whole=whole)
+        except CapacityError:
+            if whole:
+                assert max(WINDOW_EXTENTS_MIN, -(-wish // 4096)) > limit - granted
+            continue
+        if whole:
+            assert window == max(WINDOW_EXTENTS_MIN, -(-wish // 4096))
+        granted += window
+        assert granted <= limit
+
+
+def test_a_lower_limit_keeps_what_is_granted_and_refuses_more() -> None:
+    windows = Windows(100, 4096)
+    assert windows.grant(40 * 4096, whole=True) == 40
+    windows.limit(20)
+    with pytest.raises(CapacityError):
+        windows.grant(4096)
+    windows.give_back(40)
+    assert windows.grant(4096) == WINDOW_EXTENTS_MIN

@@ -22,6 +22,11 @@ class SlotMachine(RuleBasedStateMachine):
         self.held: dict[int, int] = {}
         self.content: dict[int, tuple[str, int]] = {}
         self.ready: set[int] = set()
+        self.touched = 0
+
+    @rule(slots=st.integers(0, SLOTS))
+    def limit_touched(self, slots: int) -> None:
+        self.table.touch_max = slots
 
     @rule(
         digest=st.sampled_from("ab"), extent=st.integers(0, 4), near=st.none() | st.integers(0, 4)
@@ -29,10 +34,15 @@ class SlotMachine(RuleBasedStateMachine):
     def allocate(self, digest: str, extent: int, near: int | None) -> None:
         if self.table.knows(digest, extent):
             return
+        available = self.table.available_count
         slot = self.table.allocate(digest, extent, near=near)
         if slot is None:
-            assert len(self.held) == SLOTS
+            assert available == 0
+            assert len(self.held) == SLOTS or self.table.touch_max < SLOTS
             return
+        assert available > 0
+        assert slot < self.touched or slot < self.table.touch_max
+        self.touched = max(self.touched, slot + 1)
         assert slot not in self.held
         self.held[slot] = 1
         self.content[slot] = (digest, extent)
