@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpufeed.cachefs.leases import Leases
 
 _kept: dict[int, tuple[str, int]] = {}
-_told: weakref.WeakSet[Session] = weakref.WeakSet()
+_told: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
 
 
 def held() -> tuple[tuple[str, int], ...]:
@@ -36,7 +36,7 @@ def tell_drops_to(session: Session) -> None:
     One that gives its arena no name counts none.
     """
     if session.arena_id:
-        _told.add(session)
+        _told[id(session)] = session
 
 
 def keep(leases: Leases) -> None:
@@ -49,8 +49,11 @@ def drop(leases: Leases) -> None:
     arena_id, _ = _kept.pop(id(leases), ("", 0))
     if not arena_id or any(other == arena_id for other, _ in _kept.copy().values()):
         return
-    for session in list(_told):
-        session.post(wire.pack(Kind.DROPPED, wire.pack_json({"arena_id": arena_id})))
+    # The list of references is made in one step; a set that is walked may change meanwhile.
+    for reference in _told.valuerefs():
+        session = reference()
+        if session is not None:
+            session.post(wire.pack(Kind.DROPPED, wire.pack_json({"arena_id": arena_id})))
 
 
 def _forget() -> None:

@@ -314,9 +314,8 @@ class Client(Place):
         self._check_open()
         if not self._has_connected:
             raise error
-        delay_s = patience.delay_s(error, time.monotonic())
-        self.stats.reconnects_count += 1
-        return delay_s
+        self.stats.reconnects_count += patience.is_fresh
+        return patience.delay_s(error, time.monotonic())
 
     def _check_open(self) -> None:
         if self._is_closed:

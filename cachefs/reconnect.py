@@ -50,6 +50,11 @@ class Patience:
         self._delay_s = min(DELAY_MAX_S, self._delay_s * _GROWTH_RATIO)
         return min(delay_s, LIMIT_S - sought_s)
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing was lost since something was read."""
+        return self._since_s is None
+
     def read(self) -> None:
         """Something was read: what comes is another loss."""
         self._since_s = None

@@ -34,7 +34,17 @@ _NOTHING = memoryview(b"")
 
 @dataclass(slots=True)
 class ReadStats:
-    """What a client has read. Bytes are those of fields, or of ranges."""
+    """What a client has read. Bytes are those of fields, or of ranges.
+
+    Attributes:
+        samples_count: samples given.
+        ranges_count: ranges given.
+        straddled_count: copied because their slots are not neighbours.
+        straddled_bytes: of those.
+        copied_count: copied because views hold as much as they may.
+        copied_bytes: of those.
+        reconnects_count: how often a reader lost its daemon and sought it again.
+    """
 
     samples_count: int = 0
     ranges_count: int = 0
