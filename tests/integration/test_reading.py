@@ -187,6 +187,7 @@ def test_ranges_in_place_over_neighbours_and_copied_beyond_the_cap(node, client,
     view = client.read(url, 1000, 2000)
     assert view == whole[1000:2000]
     assert is_in_place(view)
+    del view
     wide = client.read(url, EXTENT - 10, 2 * EXTENT + 10)
     assert wide == whole[EXTENT - 10 : 2 * EXTENT + 10]
     assert is_in_place(wide) or client.stats.straddled_count == 1
