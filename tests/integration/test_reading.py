@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import weakref
 import zlib
 
@@ -17,15 +18,18 @@ import numpy as np
 import pytest
 from node import Node, wait_until_gone
 
+from gpufeed.cachefs import wire
 from gpufeed.cachefs.client import Client, Sample, open_client
 from gpufeed.cachefs.errors import (
     DaemonUnavailableError,
     NotFoundError,
+    ProtocolError,
     ShardChangedError,
     UsageError,
 )
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET
 from gpufeed.cachefs.units import KIB, MIB
+from gpufeed.cachefs.wire import Kind
 
 SHARDS = 6
 SAMPLES = 40
@@ -382,3 +386,44 @@ ranged = client.read("oss://{BUCKET}/train-000.tar", 0, 300000)
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     wait_until_gone(node)
+
+
+def test_views_of_a_session_that_the_daemon_cut_stay_while_others_churn(node, client, data) -> None:
+    dataset = client.open(URL)
+    stream = client.samples(dataset)
+    held = [next(stream) for _ in range(30)]
+    # What no client sends: the daemon ends this session, and lives on.
+    stream._state.opened.leases.session.post(wire.pack(Kind.SHARD_END))
+    with pytest.raises(ProtocolError, match="SHARD_END"):
+        held.extend(stream)
+    assert any(is_in_place(sample["jpg"]) for sample in held)
+    with open_client(node.socket, window_bytes=4 * MIB) as other:
+        for _ in range(4):
+            for sample in other.samples(dataset):
+                check(sample, data)
+    for sample in held:
+        check(sample, data)
+    assert sum(1 for _ in client.samples(dataset)) == SHARDS * SAMPLES
+
+
+def test_the_next_daemon_knows_of_the_memory_that_views_keep(node, client, data) -> None:
+    dataset = client.open(URL)
+    stream = client.samples(dataset)
+    held = [next(stream) for _ in range(30)]
+    node.stop(node.processes[0], 9)
+    node.start()
+    # What had come before is read first.
+    keys = [sample.key for sample in held]
+    while client.stats.reconnects_count == 0:
+        keys.append(next(stream).key)
+    assert keys == list(data)[: len(keys)]
+    assert node.status()["arena_elsewhere_bytes"] >= EXTENT
+    del held
+    gc.collect()
+    stream.close()
+    # The message is behind nothing that was asked; the next answer comes after it.
+    client.open(URL)
+    deadline_s = time.monotonic() + 10
+    while node.status()["arena_elsewhere_bytes"] and time.monotonic() < deadline_s:
+        pass
+    assert node.status()["arena_elsewhere_bytes"] == 0
