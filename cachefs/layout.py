@@ -134,6 +134,7 @@ def pack_trailer(spec: ShardSpec, crcs: Sequence[int], packed_samples: bytes | N
             ],
             **({"codec": spec.codec} if spec.codec else {}),
             **({"plain": True} if spec.is_plain else {}),
+            **({"origin": spec.origin} if spec.origin else {}),
         },
         separators=(",", ":"),
         ensure_ascii=False,
@@ -228,6 +229,9 @@ def _unpack_identity(data: bytes, size_bytes: int) -> ShardSpec:
             for url, etag, size, offset in fields["sources"]
         )
         codec, is_plain = fields.get("codec", ""), fields.get("plain", False)
-        return ShardSpec(fields["name"], size_bytes, sources, codec, is_plain=is_plain)
+        origin = fields.get("origin", "")
+        return ShardSpec(
+            fields["name"], size_bytes, sources, codec, is_plain=is_plain, origin=origin
+        )
     except (ValueError, TypeError, KeyError) as error:
         raise IntegrityError(f"a shard file whose identity cannot be read: {error}") from None

@@ -55,6 +55,8 @@ class ShardSpec:
         sources: the objects.
         codec: how its source is compressed; empty: not at all.
         is_sized: the length is known. No part of the identity.
+        origin: the endpoint it is of, where that is not the configured one: the same address and
+            etag may be other bytes elsewhere.
         is_plain: read as a file, so nobody looks for samples in it. Another identity than the same
             bytes as a dataset's shard, whose readers must find its samples with it.
     """
@@ -65,6 +67,7 @@ class ShardSpec:
     codec: str = ""
     is_sized: bool = True
     is_plain: bool = False
+    origin: str = ""
     # Asked for many times while a shard is filled and read, and dear for what it is.
     _digest: str = field(default="", init=False, repr=False, compare=False)
 
@@ -85,6 +88,8 @@ class ShardSpec:
             state.update(f"codec\0{self.codec}\n".encode())
         if self.is_plain:
             state.update(b"plain\n")
+        if self.origin:
+            state.update(f"origin\0{self.origin}\n".encode())
         return state.hexdigest()
 
     def sized(self, size_bytes: int) -> ShardSpec:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpufeed.cachefs import urls as addresses
 from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
@@ -25,6 +25,7 @@ from gpufeed.cachefs.errors import (
 from gpufeed.cachefs.listing import guess_kind, manifest_hash, tar_shards, virtual_shards
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.origin.engine import OriginEngine
+from gpufeed.cachefs.origin.oss_address import foreign_origin
 from gpufeed.cachefs.sampleindex import SampleIndex
 from gpufeed.cachefs.sources import Indexer
 from gpufeed.cachefs.store.store import ShardStore
@@ -70,12 +71,14 @@ class Datasets:
         allow: Sequence[str],
         extent_bytes: int,
         decompress: bool = True,
+        endpoint: str = "",
     ) -> None:
         self.engine = engine
         self._store = store
         self._allow = tuple(allow)
         self._extent_bytes = extent_bytes
         self._decompress = decompress
+        self._endpoint = endpoint
         self._ids = itertools.count(1)
         self._opening: dict[Wanted, asyncio.Task[OpenDataset]] = {}
         # Sample counts of shards that could not be kept, so that they are not read again for it.
@@ -148,9 +151,22 @@ class Datasets:
         if kind == "auto":
             kind = guess_kind(infos, decompress=self._decompress)
         sources = self._sources(kind, infos, named, wanted, options)
+        origin = self.origin_of(options)
+        if origin:
+            sources = [
+                replace(source, spec=replace(source.spec, origin=origin)) for source in sources
+            ]
         specs = [source.spec for source in sources]
         self._check_capacity(specs)
         return OpenDataset(next(self._ids), kind, manifest_hash(specs), tuple(sources))
+
+    def origin_of(self, options: Mapping[str, str]) -> str:
+        """What a shard's identity has of where it is from: see `ShardSpec.origin`.
+
+        Raises:
+            ConfigError: the endpoint among the options is no address.
+        """
+        return foreign_origin(options.get("endpoint", ""), self._endpoint)
 
     def check_allowed(self, url: str) -> None:
         """Whether clients may read this address.

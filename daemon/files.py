@@ -211,7 +211,10 @@ class SessionFiles:
 
     def _source(self, info: ObjectInfo, options: Mapping[str, str]) -> ShardSource:
         """As a dataset's shard where that is stored; else as a file, which has no samples."""
-        spec = ShardSpec(info.url, info.size_bytes, (Source(info, 0),))
+        spec = ShardSpec(
+            info.url, info.size_bytes, (Source(info, 0),),
+            origin=self._datasets.origin_of(options),
+        )  # fmt: skip
         if self._cache.tools.store.lookup(spec.digest) is None:
             spec = replace(spec, is_plain=True)
         return ShardSource(

@@ -108,7 +108,7 @@ async def running(
         datasets = Datasets(
             engine, store, extent_bytes=extent_bytes,
             allow=ALLOW_ALL if embedded else settings.daemon.allow,
-            decompress=settings.store.decompress,
+            decompress=settings.store.decompress, endpoint=settings.origin.endpoint,
         )  # fmt: skip
         server = SessionServer(
             cache, datasets, book, clock=clock, sessions_max=settings.daemon.sessions_max,

@@ -79,6 +79,7 @@ class _Reading:
         request = DatasetRequest(urls=(job.url,), kind="tar")
         self.dataset = self.session.open_dataset(request)
         self._order = _rotated(len(self.dataset.shards), job.first_shard)
+        self.woken_ns = 0
 
     def plan(self, passes: int) -> None:
         """Read everything so many times more."""
@@ -89,9 +90,10 @@ class _Reading:
         return sum(shard.size_bytes for shard in self.dataset.shards)
 
     def wait(self) -> list[ExtentEvent]:
-        """The extents that came; waits for something."""
+        """The extents that came; waits for something, and notes when it came."""
         if not self._poll.poll(SILENCE_S * 1000):
             raise GpufeedError(f"the daemon sent nothing for {SILENCE_S:g} s")
+        self.woken_ns = time.perf_counter_ns()
         found = []
         for event in self.session.receive():
             if isinstance(event, FailEvent):
@@ -146,9 +148,10 @@ def _wake(job: Job) -> dict[str, Any]:
     for _ in range(job.turns):
         begun_ns = time.perf_counter_ns()
         reading.session.release([held.pop(0)])
+        # Woken by what came before an extent, it waits on.
         while not (found := reading.wait()):
             pass
-        took_us.append((time.perf_counter_ns() - begun_ns) / 1e3)
+        took_us.append((reading.woken_ns - begun_ns) / 1e3)
         held.extend(event.seq for event in found)
     return {"took_us": took_us}
 

@@ -16,6 +16,7 @@ _REGION = re.compile(r"(?:s3\.)?oss-([a-z]{2}-[a-z0-9-]+?)(?:-internal)?\.aliyun
 _DUAL_STACK = re.compile(r"([a-z]{2}-[a-z0-9-]+)\.oss\.aliyuncs\.com")
 _PUBLIC = re.compile(r"((?:s3\.)?oss-[a-z]{2}-[a-z0-9-]+?(?<!-internal))\.aliyuncs\.com")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_CLOUD = ".aliyuncs.com"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,27 @@ def bucket_and_key(url: str) -> tuple[str, str]:
             "oss://bucket/key"
         )
     return bucket, key
+
+
+def foreign_origin(endpoint: str, configured: str) -> str:
+    """What tells an endpoint's objects from those of the configured one; empty: they are the same.
+
+    Bucket names are one namespace at the cloud itself, however it is reached; anywhere else, two
+    endpoints may have different objects under one address, and either may say any etag of them.
+
+    Raises:
+        ConfigError: one of them is no address.
+    """
+    if not endpoint or endpoint == configured:
+        return ""
+    _, host, port = _split(endpoint)
+    if configured:
+        _, own_host, own_port = _split(configured)
+        if (host, port) == (own_host, own_port):
+            return ""
+        if host.endswith(_CLOUD) and own_host.endswith(_CLOUD):
+            return ""
+    return f"{host}:{port}" if port else host
 
 
 def region_of(endpoint: str) -> str:

@@ -110,13 +110,20 @@ def test_a_sample_index_survives_packing() -> None:
         assert layout.unpack_samples(layout.pack_samples(encoded)) == encoded
 
 
-@pytest.mark.parametrize(("codec", "is_plain"), [("", True), ("gzip", False), ("", False)])
-def test_what_a_shard_is_kept_for_is_part_of_its_identity_and_of_its_file(codec, is_plain) -> None:
-    spec = ShardSpec(SPEC.name, SPEC.size_bytes, SPEC.sources, codec, is_plain=is_plain)
+@pytest.mark.parametrize(
+    ("codec", "is_plain", "origin"),
+    [("", True, ""), ("gzip", False, ""), ("", False, "elsewhere:80"), ("", False, "")],
+)
+def test_what_a_shard_is_kept_for_is_part_of_its_identity_and_of_its_file(
+    codec, is_plain, origin
+) -> None:
+    spec = ShardSpec(
+        SPEC.name, SPEC.size_bytes, SPEC.sources, codec, is_plain=is_plain, origin=origin
+    )
     trailer = layout.pack_trailer(spec, [1, 2], None)
     header = layout.unpack_header(layout.pack_header(spec, 4096, trailer, None))
 
     layout.unpack_trailer(header, trailer)  # it compares the digest of what it unpacked
 
     assert header.digest == spec.digest
-    assert (spec.digest == SPEC.digest) == (not codec and not is_plain)
+    assert (spec.digest == SPEC.digest) == (not codec and not is_plain and not origin)

@@ -9,7 +9,7 @@ import pytest
 
 from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.config import StoreConfig
-from gpufeed.cachefs.errors import NotFoundError, UsageError
+from gpufeed.cachefs.errors import ConfigError, NotFoundError, UsageError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.store.store import ShardStore
@@ -73,3 +73,24 @@ async def test_closing_ends_what_is_still_being_listed(datasets, engine) -> None
     await asyncio.gather(asking, return_exceptions=True)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert len(before) > 1
+
+
+async def test_the_same_address_at_a_strange_endpoint_is_another_shard(datasets, engine) -> None:
+    async def found(url: str, options: Mapping[str, str] | None, *, limit_count: int) -> list:
+        return [ObjectInfo(f"{url}a.tar", 10240, "the etag that both say")]
+
+    engine.list = found
+    datasets._endpoint = "https://oss-cn-hangzhou-internal.aliyuncs.com"
+
+    async def digest(**options: str) -> str:
+        wanted = Wanted(urls=("oss://bucket/",), options=tuple(options.items()))
+        return (await datasets.open(wanted)).sources[0].spec.digest
+
+    own = await digest()
+    assert await digest(endpoint="oss-cn-hangzhou.aliyuncs.com") == own
+    assert await digest(key="k", secret="s") == own
+    forged = await digest(endpoint="http://127.0.0.1:8080")
+    assert forged != own
+    assert await digest(endpoint="http://127.0.0.1:8081") not in (own, forged)
+    with pytest.raises(ConfigError, match="no address"):
+        await digest(endpoint="http://[")
