@@ -35,8 +35,8 @@ def heap_bytes() -> int:
     return 0  # a kernel that does not tell; then nothing is refused for it
 
 
-class TenantMemory:
-    """The share of one arena, and what of it may be used.
+class ArenaMemory:
+    """What of an arena may be used beside earlier ones.
 
     Args:
         limit_bytes: for this arena and earlier ones together.

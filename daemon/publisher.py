@@ -143,7 +143,7 @@ class Publisher:
         self._demand.released(len(leases), self._clock.monotonic_s())
         shard = self._waiting
         if shard is not None and not self._lenders_waiting and self._outlet.has_room:
-            self._advance(shard)
+            self._try_advance(shard)
         if self._ring.free_count or shard is None or self._is_due(shard):
             self._room_came.set()
 
@@ -221,7 +221,7 @@ class Publisher:
         shard = _Shard(position, source, reader)
         try:
             self._set_calm(reader.is_stored)
-            while not shard.is_whole:
+            while not shard.is_whole or shard.error is not None:
                 if not await self._publish_some(shard):
                     break
                 await self._outlet.drained()
@@ -242,6 +242,8 @@ class Publisher:
 
     async def _publish_some(self, shard: _Shard) -> bool:
         """Publish what is there, or wait for the next extent; False past the shard's end."""
+        if shard.error is not None:
+            raise shard.error
         if self._advance(shard):
             return True
         if not shard.seeker.has_pending:
@@ -253,6 +255,14 @@ class Publisher:
                 self._waiting = None
             return True
         return await self._timed(shard.seeker.wait())
+
+    def _try_advance(self, shard: _Shard) -> None:
+        """Outside of the task, which tells the client of what goes wrong: the shard is to blame."""
+        try:
+            if shard.error is None:
+                self._advance(shard)
+        except GpufeedError as error:
+            shard.error = error
 
     def _advance(self, shard: _Shard) -> bool:
         """Seek as far as there is room, and publish what is there; whether anything was."""
@@ -269,7 +279,8 @@ class Publisher:
 
     def _is_due(self, shard: _Shard) -> bool:
         """Whether the task that waits for room has something else to do."""
-        return shard.seeker.has_pending or shard.is_whole or self._is_too_long(shard)
+        is_over = shard.is_whole or shard.error is not None
+        return is_over or shard.seeker.has_pending or self._is_too_long(shard)
 
     def _published(self, shard: _Shard, slot: int, tier: str) -> ExtentEvent:
         """The next extent of the shard is in this slot, in a place that was taken for it."""
@@ -338,6 +349,7 @@ class _Shard:
 
     __slots__ = (
         "bytes_by_tier",
+        "error",
         "extents_sent",
         "last_end_bytes",
         "position",
@@ -352,6 +364,8 @@ class _Shard:
         self.source = source
         self.reader = reader
         self.seeker = Seeker(reader)
+        # What publishing met outside of the task.
+        self.error: GpufeedError | None = None
         self.extents_sent = 0
         self.samples_sent = 0
         self.last_end_bytes = 0

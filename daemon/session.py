@@ -39,7 +39,7 @@ from gpufeed.cachefs.wire import Kind, Message
 from gpufeed.daemon.datasets import Datasets
 from gpufeed.daemon.memory import (
     HEAP_BYTES_RESERVED_MAX,
-    TenantMemory,
+    ArenaMemory,
     heap_reserved_bytes,
     require_heap,
 )
@@ -422,7 +422,7 @@ class SessionServer:
         self.heap_bytes_max = limit_bytes - arena.size_bytes
         arenas_bytes = limit_bytes - heap_reserved_bytes(limit_bytes)
         tools = cache.tools
-        self.memory = TenantMemory(arenas_bytes, tools.pool, self.windows, tools.metrics)
+        self.memory = ArenaMemory(arenas_bytes, tools.pool, self.windows, tools.metrics)
         self._sessions_max = sessions_max
         self._sessions: dict[int, ServerSession] = {}
         self._ending: set[asyncio.Task[None]] = set()

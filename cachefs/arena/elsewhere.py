@@ -1,11 +1,9 @@
-"""Memory of earlier daemons that a tenant's clients still map, counted against today's arena.
+"""Memory of earlier daemons that clients still map, counted against today's limit.
 
 An arena lives as long as somebody maps it. After a restart its readers go on looking at the old one
 until their views are gone; the memory of both is charged to the same pod. So each client tells what
-it still maps, and the new daemon touches only so many slots that old and new arena together are no
-more than the arena's size. Several clients map the same memory, which is counted once.
-
-What a client says is believed against its own tenant alone: who lies narrows his own arena.
+it still maps, and the new daemon touches only so many slots that old and new arena fit together
+(`gpufeed.daemon.memory`). Several clients map the same memory, which is counted once.
 
 Pure; owned by the daemon's loop.
 """
@@ -16,7 +14,7 @@ from collections.abc import Iterable
 
 
 class Elsewhere:
-    """What the sessions of one tenant said, and what it comes to."""
+    """What the sessions of an arena said, and what it comes to."""
 
     def __init__(self, arena_id: str) -> None:
         self._own_id = arena_id

@@ -12,7 +12,7 @@ from gpufeed.cachefs.config import ArenaConfig
 from gpufeed.cachefs.errors import CapacityError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.units import MIB
-from gpufeed.daemon.memory import TenantMemory, heap_bytes, heap_reserved_bytes, require_heap
+from gpufeed.daemon.memory import ArenaMemory, heap_bytes, heap_reserved_bytes, require_heap
 from gpufeed.daemon.windows import Windows
 
 EXTENT = 64 * 1024
@@ -22,7 +22,7 @@ async def test_the_new_arena_is_used_only_as_far_as_both_fit() -> None:
     metrics = Metrics()
     arena = Arena(ArenaConfig(size_bytes=64 * EXTENT, extent_bytes=EXTENT, lock_memory=False))
     pool = SlotPool(arena, metrics)
-    memory = TenantMemory(80 * EXTENT, pool, Windows(64, EXTENT), metrics)
+    memory = ArenaMemory(80 * EXTENT, pool, Windows(64, EXTENT), metrics)
 
     memory.begin(1, (("old", 70 * EXTENT),))
     assert metrics.get("arena_elsewhere_bytes") == 70 * EXTENT
@@ -45,7 +45,7 @@ async def test_whoever_waits_for_a_slot_is_woken_when_the_old_arena_goes() -> No
     metrics = Metrics()
     arena = Arena(ArenaConfig(size_bytes=8 * EXTENT, extent_bytes=EXTENT, lock_memory=False))
     pool = SlotPool(arena, metrics)
-    memory = TenantMemory(8 * EXTENT, pool, Windows(8, EXTENT), metrics)
+    memory = ArenaMemory(8 * EXTENT, pool, Windows(8, EXTENT), metrics)
     memory.begin(1, (("old", 100 * EXTENT),))
     waiting = asyncio.ensure_future(pool.allocate("d", 0))
     await asyncio.sleep(0)

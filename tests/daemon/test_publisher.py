@@ -1,8 +1,9 @@
-"""The publisher tells how fast its session reads, whatever the publisher itself is waiting for."""
+"""The publisher: what a release lets out, the session's rate, what is fetched ahead."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.errors import PastEndError
 from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.sampleindex import Member, SampleIndex, SampleIndexBuilder
 from gpufeed.cachefs.wire import Kind
 from gpufeed.daemon.publisher import Publisher
 
@@ -138,3 +140,96 @@ async def test_each_position_ahead_is_decided_upon_once() -> None:
     publisher.extend(3, sources[3:])
     publisher._prefetch_more()
     assert asked == ["1", "2", "3", "4"]
+
+
+class AtHand(Reader):
+    """A shard of five extents in the arena, each with one sample."""
+
+    is_stored = True
+    extent_count = 5
+
+    def __init__(self, fields: Callable[[int], int]) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def ready(self, extent: int) -> int | None:
+        return extent
+
+    def samples(self, first: int, extents_done: int) -> list[SampleIndex]:
+        builder = SampleIndexBuilder()
+        for i in range(first, min(extents_done, 5)):
+            members = [Member(f"{n:05d}", 10 * i, 1) for n in range(self._fields(i))]
+            builder.add(f"sample-{i}", members)
+        return [builder.build()] if len(builder) else []
+
+
+class Messages:
+    """Everything that was sent."""
+
+    has_room = True
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[wire.Message] = asyncio.Queue()
+
+    def send(self, data: bytes) -> None:
+        self.sent.put_nowait(wire.unpack(data))
+
+    async def drained(self) -> None: ...
+
+
+def at_hand(outlet: Messages, reader: Reader, window: int) -> Publisher:
+    tools = SimpleNamespace(
+        pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
+    )
+    cache = SimpleNamespace(tools=tools, open=lambda source: reader, prefetch=lambda source: None)
+    publisher = Publisher(
+        1, cache, Book(), outlet, window_extents=window,
+        clock=SimpleNamespace(monotonic_s=lambda: 0.0),
+    )  # fmt: skip
+    spec = SimpleNamespace(digest="d", name="the shard", size_bytes=50)
+    publisher.extend(0, [SimpleNamespace(spec=spec, adhoc=False)])
+    return publisher
+
+
+async def test_a_release_lets_out_what_is_in_the_arena_in_the_same_call() -> None:
+    outlet = Messages()
+    publisher = at_hand(outlet, AtHand(lambda i: 1), window=2)
+    task = asyncio.ensure_future(publisher.run())
+    extents = wire.unpack_extents((await outlet.sent.get()).body)
+    assert [event.extent for event in extents] == [0, 1]
+    assert wire.unpack_samples((await outlet.sent.get()).body).first == 0
+    for extent in (2, 3):
+        publisher.release([extent - 1])
+        # No turn of the loop was taken.
+        (event,) = wire.unpack_extents(outlet.sent.get_nowait().body)
+        assert (event.extent, event.seq) == (extent, extent + 1)
+        assert outlet.sent.get_nowait().kind is Kind.SAMPLES
+    publisher.release([3, 4])
+    assert [outlet.sent.get_nowait().kind for _ in range(2)] == [Kind.EXTENTS, Kind.SAMPLES]
+    assert (await outlet.sent.get()).kind is Kind.SHARD_END
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("last", [False, True])
+async def test_what_is_wrong_with_a_shard_is_told_of_the_shard_though_a_release_met_it(
+    last: bool,
+) -> None:
+    outlet = Messages()
+    too_many = 4 if last else 2
+    publisher = at_hand(outlet, AtHand(lambda i: 5000 if i == too_many else 1), window=2)
+    task = asyncio.ensure_future(publisher.run())
+    published = 0
+    while True:
+        message = await outlet.sent.get()
+        if message.kind is Kind.EXTENTS:
+            for event in wire.unpack_extents(message.body):
+                published += 1
+                publisher.release([event.seq])
+        elif message.kind is Kind.FAIL:
+            break
+        else:
+            assert message.kind is Kind.SAMPLES
+    assert "5000 fields" in message.json()["message"]
+    assert published == too_many + 1
+    await task
