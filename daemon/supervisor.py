@@ -47,7 +47,7 @@ from gpufeed.daemon import http
 from gpufeed.daemon.config import Settings, add_config_flags, load_settings
 from gpufeed.daemon.datasets import Datasets
 from gpufeed.daemon.listen import listening
-from gpufeed.daemon.session import SessionServer
+from gpufeed.daemon.server import SessionServer
 from gpufeed.daemon.startchecks import excess, require_startable
 
 _LOG = logging.getLogger("gpufeed.daemon")

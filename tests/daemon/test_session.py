@@ -26,7 +26,7 @@ from gpufeed.cachefs.nextuse import NextUses
 from gpufeed.cachefs.plan import PlanBook
 from gpufeed.cachefs.wire import Kind, Message
 from gpufeed.daemon import session as daemon_session
-from gpufeed.daemon.session import SessionServer
+from gpufeed.daemon.server import SessionServer
 
 EXTENT = 64 * 1024
 HELLO = wire.pack(Kind.HELLO, wire.pack_json({"window_bytes": 0}))
