@@ -3,7 +3,7 @@
 `daemon.memory_bytes` bounds the sum. Some of it is kept for the heap (`heap_reserved_bytes`),
 which is bounded part by part (every queue and buffer has a limit); the arenas have the rest. An
 arena costs memory as it is used, so after a restart, while clients still map the old one, the new
-one is used only as far as both fit.
+one is used only as far as both fit: half of what is left, so that one more restart finds some too.
 
 Owned by the daemon's loop.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from gpufeed.cachefs.arena.elsewhere import Elsewhere
 from gpufeed.cachefs.arena.pool import SlotPool
-from gpufeed.cachefs.errors import CapacityError
+from gpufeed.cachefs.errors import CapacityError, DaemonUnavailableError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.units import MIB, format_bytes
 from gpufeed.daemon.windows import Windows
@@ -64,6 +64,17 @@ class ArenaMemory:
         self._elsewhere.drop(session, arena_id)
         self._count()
 
+    def refusal(self) -> DaemonUnavailableError | None:
+        """Why no session finds room, where that will pass by itself."""
+        held_bytes = self._elsewhere.total_bytes
+        if not held_bytes:
+            return None
+        return DaemonUnavailableError(
+            f"readers still map {format_bytes(held_bytes)} of the arenas of earlier daemons, and "
+            f"all arenas have {format_bytes(self._limit_bytes)} together: it passes when they let "
+            "go of their views; or raise daemon.memory_bytes"
+        )
+
     def end(self, session: int) -> None:
         """The client is gone."""
         self._elsewhere.forget(session)
@@ -72,7 +83,10 @@ class ArenaMemory:
     def _count(self) -> None:
         held_bytes = self._elsewhere.total_bytes
         arena = self._pool.arena
-        room = max(0, self._limit_bytes - held_bytes) // arena.extent_bytes
+        room_bytes = max(0, self._limit_bytes - held_bytes)
+        if held_bytes:
+            room_bytes //= 2
+        room = room_bytes // arena.extent_bytes
         self._metrics.set("arena_elsewhere_bytes", held_bytes)
         self._pool.limit_touched(min(room, arena.slot_count))
         # What was used already is there to be used again.

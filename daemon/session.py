@@ -153,9 +153,9 @@ class ServerSession:
         server.memory.begin(self._number, said.held)
         try:
             self._window = server.windows.grant(said.window_bytes, whole=said.whole)
-        except CapacityError:
+        except CapacityError as error:
             os.close(arena_fd)
-            raise
+            raise server.memory.refusal() or error from None
         self._stop_waiting()
         self._publisher = Publisher(
             self._number, server.cache, server.book, self,

@@ -22,10 +22,13 @@ async def test_the_new_arena_is_used_only_as_far_as_both_fit() -> None:
     metrics = Metrics()
     arena = Arena(ArenaConfig(size_bytes=64 * EXTENT, extent_bytes=EXTENT, lock_memory=False))
     pool = SlotPool(arena, metrics)
-    memory = ArenaMemory(80 * EXTENT, pool, Windows(64, EXTENT), metrics)
+    memory = ArenaMemory(90 * EXTENT, pool, Windows(64, EXTENT), metrics)
+    assert memory.refusal() is None
 
+    # Of the 20 that are left half is for a restart to come.
     memory.begin(1, (("old", 70 * EXTENT),))
     assert metrics.get("arena_elsewhere_bytes") == 70 * EXTENT
+    assert "4.38 MiB of the arenas of earlier daemons" in str(memory.refusal())
     slots = [await pool.allocate("d", i) for i in range(10)]
     assert pool.table.available_count == 0
     memory.begin(2, (("old", 70 * EXTENT), ("older", EXTENT)))
