@@ -84,6 +84,7 @@ async def running(
     async with AsyncExitStack() as stack:
         arena = Arena(settings.arena)
         stack.callback(arena.close)
+        metrics.set("arena_locked_bytes", arena.locked_bytes)
         uses = NextUses()
         store = ShardStore.open(
             settings.store, extent_bytes=extent_bytes, metrics=metrics, clock=clock,

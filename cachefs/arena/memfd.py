@@ -18,6 +18,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import secrets
 
 from gpufeed.cachefs.config import ArenaConfig
@@ -28,6 +29,16 @@ from gpufeed.cachefs.units import format_bytes
 F_SEAL_FUTURE_WRITE = 0x0010
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 _MLOCK_ONFAULT = 1
+
+
+def _raised_limit() -> int:
+    """RLIMIT_MEMLOCK, the soft limit raised to the hard one, which everybody may; -1: none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
+            soft = hard
+    return soft
 
 
 class Arena:
@@ -56,6 +67,7 @@ class Arena:
                 "lower arena.size_bytes or raise the container's memory limit"
             ) from None
         self._view = memoryview(self._map)
+        self.locked_bytes = 0
         self.lock_note = self._lock() if config.lock_memory else "not locked: switched off"
 
     def _ask_for_huge_pages(self) -> None:
@@ -67,6 +79,7 @@ class Arena:
             self._map.madvise(mmap.MADV_HUGEPAGE)
 
     def _lock(self) -> str:
+        limit_bytes = _raised_limit()
         libc = ctypes.CDLL(None, use_errno=True)
         anchor = ctypes.c_char.from_buffer(self._map)
         address = ctypes.addressof(anchor)
@@ -77,10 +90,12 @@ class Arena:
         # The ctypes anchor exports the buffer and would make close() fail.
         del anchor
         if failed:
+            allowed = "all" if limit_bytes < 0 else format_bytes(limit_bytes)
             return (
-                f"not locked ({reason}): raise the memlock limit to "
-                f"{format_bytes(self.size_bytes)} or give CAP_IPC_LOCK"
+                f"not locked ({reason}; the memlock limit allows {allowed}): raise it to "
+                f"{format_bytes(self.size_bytes)} or give CAP_IPC_LOCK, else it may be swapped out"
             )
+        self.locked_bytes = self.size_bytes
         return "locked as it is touched"
 
     def slot(self, slot: int) -> memoryview:
