@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 from collections.abc import Callable
 
 from gpufeed.cachefs import wire
@@ -22,7 +23,7 @@ from gpufeed.cachefs.errors import CapacityError
 from gpufeed.cachefs.plan import PlanBook
 from gpufeed.cachefs.wire import Kind
 from gpufeed.daemon.datasets import Datasets
-from gpufeed.daemon.memory import HEAP_BYTES_RESERVED_MAX, ArenaMemory, heap_reserved_bytes
+from gpufeed.daemon.memory import ArenaMemory, heap_reserved_bytes
 from gpufeed.daemon.session import ServerSession
 from gpufeed.daemon.windows import Windows
 
@@ -40,7 +41,7 @@ class SessionServer:
         book: of all plans.
         clock: for rates.
         sessions_max: open at a time.
-        memory_bytes: for everything (`gpufeed.daemon.memory`); 0: the arena and what it needs.
+        memory_bytes: for everything (`gpufeed.daemon.memory`); 0: no limit but the arena's size.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class SessionServer:
         self.clock = clock
         arena = cache.tools.pool.arena
         self.windows = Windows(arena.slot_count, arena.extent_bytes)
-        # Unlimited: the arena, and what the heap would have beside it.
-        limit_bytes = memory_bytes or 2 * arena.size_bytes + HEAP_BYTES_RESERVED_MAX
+        # Without a limit only the arena has one, and an earlier one may be as large.
+        limit_bytes = memory_bytes or sys.maxsize
         self.heap_bytes_max = limit_bytes - arena.size_bytes
-        arenas_bytes = limit_bytes - heap_reserved_bytes(limit_bytes)
+        arenas_bytes = memory_bytes - heap_reserved_bytes(memory_bytes) or 2 * arena.size_bytes
         tools = cache.tools
         self.memory = ArenaMemory(arenas_bytes, tools.pool, self.windows, tools.metrics)
         self._sessions_max = sessions_max

@@ -206,3 +206,7 @@ async def test_a_shortage_of_the_kernel_loses_no_message(
         assert (await answer(client)).kind is Kind.PROGRESS
     assert len(refused) == 3
     await house.until(0)
+
+
+async def test_without_a_limit_of_memory_no_heap_is_too_large(house: House) -> None:
+    assert house.server.heap_bytes_max > 1 << 50
