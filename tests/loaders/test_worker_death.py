@@ -91,9 +91,11 @@ if __name__ == "__main__":
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        pids = [int(pid) for pid in trainer.stdout.readline().split()]
+        # Workers may decode before the trainer has told their numbers; lines are whole, in any order.
+        lines = sorted(trainer.stdout.readline().strip() for _ in range(3))
+        assert lines[1:] == ["decoding", "decoding"]
+        pids = [int(pid) for pid in lines[0].split()]
         assert len(pids) == 2
-        assert {trainer.stdout.readline().strip() for _ in pids} == {"decoding"}
         watches = [os.pidfd_open(pid) for pid in pids]
         trainer.kill()
         for watch in watches:
