@@ -108,6 +108,8 @@ class ShardWriter:
         self._unlinker = unlinker
         self._room = room
         self._on_late = on_late
+        # Commits queue for the index and for syncs; half of the threads stay for reads and writes.
+        self._publishing = asyncio.Semaphore(max(1, threads.count // 2))
 
     async def write(
         self, reservation: Reservation, offset: int, data: memoryview, sums: Sums | None = None
@@ -195,7 +197,8 @@ class ShardWriter:
         await self._unlinker.gone(reservation.spec.digest)
         reservation.has_published = True
         await self._watched(WRITE_LATE_S, self._complete, descriptor, ending)
-        await self._watched(SYNC_LATE_S, self._publish, reservation, descriptor, ending)
+        async with self._publishing:
+            await self._watched(SYNC_LATE_S, self._publish, reservation, descriptor, ending)
 
     def _complete(self, descriptor: int, ending: Ending) -> None:
         """In a disk thread."""

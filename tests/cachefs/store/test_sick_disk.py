@@ -128,6 +128,26 @@ async def test_a_commit_that_hangs_degrades_the_disk_and_is_whole_when_it_ends(
     await rig.close()
 
 
+async def test_commits_that_hang_leave_threads_for_those_who_read(tmp_path: Path) -> None:
+    files = Hanging("sync")
+    rig = Rig(tmp_path, files=files)
+    kept = make_spec(1)
+    await rig.fill(kept)
+    rig.store.lease(kept.digest)
+    files.gate.clear()
+    count = 2 * rig.store._disk.threads.count
+    commits = [asyncio.ensure_future(rig.fill(make_spec(10 + i))) for i in range(count)]
+    for _ in range(count):
+        await asyncio.sleep(0)  # each begins, and comes as far as it can
+    async with asyncio.timeout(30):
+        assert await rig.read(kept) == content(kept)
+    assert not any(commit.done() for commit in commits)
+    files.gate.set()
+    await asyncio.gather(*commits)
+    rig.store.release(kept.digest)
+    await rig.close()
+
+
 async def test_a_removal_that_hangs_costs_the_newcomer_its_room_and_counts_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
