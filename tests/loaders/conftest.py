@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    """No child process, feeder thread, session or descriptor of ours outlives the test that made it.
+    """No child process, feeder thread, session or descriptor of ours outlives its test.
 
     Only what is new is complained about, so that a test which leaves something is named, and the
     hundreds after it are not.

@@ -91,7 +91,7 @@ if __name__ == "__main__":
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        # Workers may decode before the trainer has told their numbers; lines are whole, in any order.
+        # Workers may decode before the trainer has told their numbers: in any order, lines whole.
         lines = sorted(trainer.stdout.readline().strip() for _ in range(3))
         assert lines[1:] == ["decoding", "decoding"]
         pids = [int(pid) for pid in lines[0].split()]
