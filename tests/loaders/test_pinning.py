@@ -48,7 +48,7 @@ class Rig:
         return self.hand_over.to_torch(BatchRecord(self.number, 0, self.number, slot, rows=1))
 
     def copy(self, batch, stream=MAIN):
-        """Start a copy as ``batch.to(device, non_blocking=True)`` does; returns what it will fill."""
+        """Start a copy as ``batch.to(device, non_blocking=True)`` does; returns its target."""
         result = []
         address, size = batch.data_ptr(), batch.numel()
         view = _memory(self.ring, address, size)
@@ -417,7 +417,7 @@ class _Stream:
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of the trainer's, the device's and the loader's steps: copies see their own bytes."""
+    """Any order of the steps of trainer, device and loader: copies see their own bytes."""
 
     def __init__(self):
         super().__init__()
@@ -437,7 +437,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), how=st.sampled_from(["current", "declared", "to_device"]))
     def copy(self, data, how):
-        batch, fill = data.draw(st.sampled_from(self.held))
+        # By number: a strategy over the batches would hold them.
+        batch, fill = self.held[data.draw(st.integers(0, len(self.held) - 1))]
         if how == "to_device":
 
             def move(tensor):
