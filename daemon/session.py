@@ -23,6 +23,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ HELLO_TIMEOUT_S = 10.0
 # What the kernel refuses for now, it may take a little later.
 SEND_AGAIN_S = 0.05
 _SHORTAGES = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 # asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
 SO_PEERPIDFD = 77
 
@@ -100,7 +102,11 @@ class ServerSession:
                 return
             if not data:
                 close_all(descriptors)
-                self._end()
+                if _has_hung_up(self._sock):
+                    self._end()
+                else:
+                    # As long as its socket is open a client may look at what it holds.
+                    self._refuse(ProtocolError("an empty message"))
                 return
             if self._is_refused:
                 close_all(descriptors)
@@ -283,7 +289,11 @@ class ServerSession:
         except OSError as error:
             if error.errno in _SHORTAGES:
                 return False
-            # The client is gone; its end arrives on the reading side.
+            if error.errno not in _GONE:
+                # It would wait for this message for ever.
+                _LOG.error("session %d: a message cannot be sent: %s", self._number, error)
+                self._loop.call_soon(self._end)
+            # Else the client is gone; its end arrives on the reading side.
         _close(descriptor)
         return True
 
@@ -405,6 +415,13 @@ def _peer_pidfd(sock: socket.socket) -> int:
     except OSError:
         # Not known to this kernel; or the process is gone already, and so is its end of the socket.
         return -1
+
+
+def _has_hung_up(sock: socket.socket) -> bool:
+    """Whether the other side has closed: an empty message reads like an end."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _close(descriptor: int | None) -> None:
