@@ -7,4 +7,6 @@
 # device (then every check is "skipped" and "device" is null).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-exec timeout --signal=INT --kill-after=9 470 "${PYTHON:-.venv/bin/python}" tests/gpu/check.py "$@"
+python="${PYTHON:-.venv/bin/python}"
+command -v "$python" >/dev/null || { echo "check.sh: no $python; run ./run test quick once, or set PYTHON" >&2; exit 1; }
+exec timeout --signal=INT --kill-after=9 470 "$python" tests/gpu/check.py "$@"

@@ -18,5 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+            # Drivers and devices warn of much that is no concern of ours.
+            item.add_marker(pytest.mark.filterwarnings("default"))
             if not torch.cuda.is_available():
                 item.add_marker(missing)

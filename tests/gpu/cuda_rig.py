@@ -11,7 +11,7 @@ from gpufeed.loaders.hostmem import PinnedBudget
 from gpufeed.loaders.layout import find_layout
 from gpufeed.loaders.pinning import SlotPinning
 
-SLOT_BYTES = 64 << 20
+SLOT_BYTES = 16 << 20
 HOLD_CYCLES = 2_000_000_000  # about a second at the clocks of today's devices
 POISON = 0xEE
 
@@ -26,8 +26,11 @@ class CudaRig:
     """See the top of the file."""
 
     def __init__(self, slot_bytes: int = SLOT_BYTES) -> None:
-        torch.cuda.init()
-        torch.ones(1, device="cuda")
+        # Kernels are loaded when they are first used, which may wait for what runs: not in a test.
+        torch.cuda._sleep(1)
+        warm = torch.full((2,), 1, dtype=torch.uint8, device="cuda")
+        assert bool((warm == 1).all())
+        assert warm.sum(dtype=torch.int64).item() == 2
         self.budget = PinnedBudget()
         self.pinning = SlotPinning(budget=self.budget)
         self.ring = SlotRing(pinning=self.pinning)

@@ -29,9 +29,9 @@ def loader_of(daemon, **options):
 def test_every_batch_reaches_the_device_whole(daemon, options):
     torch.ones(1, device="cuda")
     plain = loader_of(daemon)
-    wanted = {
-        key: head for batch in plain for key, head in zip(batch["key"], batch["head"].clone())
-    }
+    wanted = {}
+    for batch in plain:
+        wanted |= dict(zip(batch["key"], batch["head"].clone(), strict=True))
     plain.close()
     loader = loader_of(daemon, register_slots=True, **options)
     side = torch.cuda.Stream()
@@ -39,8 +39,9 @@ def test_every_batch_reaches_the_device_whole(daemon, options):
     for epoch in range(3):
         for number, batch in enumerate(loader):
             moved = to_device(batch, "cuda", stream=side if number % 2 else None)
-            for key, head in zip(moved["key"], moved["head"]):
+            for key, head in zip(moved["key"], moved["head"], strict=True):
                 seen[epoch, key] = head
+    del batch, moved
     assert loader.stats()["registered_slots_count"] > 0
     loader.close()
     torch.cuda.synchronize()

@@ -32,7 +32,7 @@ def test_a_registered_batch_is_pinned_for_torch_and_copies_right(rig):
 
 
 def test_copies_from_registered_slots_are_asynchronous(rig):
-    """What the other tests rest on: a copy under way sees what is written after it was asked for."""
+    """What the other tests rest on: a copy under way sees what is written after the call."""
     batch = rig.batch(4)
     hold()
     copy = batch.to("cuda", non_blocking=True)
@@ -117,6 +117,7 @@ def test_settling_during_a_capture_breaks_no_graph(rig):
     copy = batch.to("cuda", non_blocking=True)
     del batch
     x = torch.zeros(4, device="cuda")
+    assert (x + 1).tolist() == [1, 1, 1, 1]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -5,15 +5,16 @@ import time
 
 import numpy as np
 import torch
-from cuda_rig import SLOT_BYTES, CudaRig
+from cuda_rig import CudaRig
 
 from gpufeed.loaders.hostmem import CudaHostMemory
 
 ROUNDS = 12
+SLOT_BYTES = 64 << 20
 
 
 def test_host_to_device_bandwidth(record_property):
-    rig = CudaRig()
+    rig = CudaRig(SLOT_BYTES)
     registered = rig.batch(1)
     pinned = torch.ones_like(registered).pin_memory()
     pageable = torch.from_numpy(np.ones(SLOT_BYTES, np.uint8)).reshape(registered.shape)
