@@ -257,13 +257,19 @@ def take_apart_retired() -> None:
 
     For the thread that takes batches, as `SlotRing.settle` is.
     """
-    for ring in tuple(_retired):
-        if ring._take_apart() and ring in _retired:
-            _retired.remove(ring)
+    if not _retired or not _taking_apart.acquire(blocking=False):
+        return  # another loader's thread is at it
+    try:
+        for ring in tuple(_retired):  # a collector may close another ring meanwhile
+            if ring._take_apart():
+                _retired.remove(ring)
+    finally:
+        _taking_apart.release()
 
 
 _pinned_rings: weakref.WeakSet[SlotRing] = weakref.WeakSet()
 _retired: list[SlotRing] = []
+_taking_apart = threading.Lock()
 
 
 def _no_streams() -> tuple[StreamKey, ...]:
