@@ -51,6 +51,12 @@ def measured(json_path: Path | None, measure: Callable[[Progress], report.Result
     return result
 
 
+def status_of(result: report.Result, *, check: bool) -> int:
+    """The exit status of a command with targets, each of which was `met` or not."""
+    is_missed = any(not target["met"] for target in result["targets"])
+    return CHECK_FAILED_STATUS if check and is_missed else 0
+
+
 def write_files(result: report.Result, json_path: Path | None, html_path: Path | None) -> None:
     """Write the result and its page.
 

@@ -51,13 +51,7 @@ def start_daemon(
     Raises:
         GpufeedError: it does not come up; its own reason, or the end of its log.
     """
-    capacity_bytes, arena_bytes = sizes
-    arguments = [
-        "daemon",
-        "--socket", str(socket),
-        "--cache-path", str(cache_dir),
-        "--capacity", str(capacity_bytes),
-        "--arena", str(arena_bytes),
+    flags = [
         "--endpoint", origin["endpoint"],
         "--region", origin["region"],
         "--http-port", "0",
@@ -66,10 +60,7 @@ def start_daemon(
         "GPUFEED_ORIGIN_KEY": origin["key"],
         "GPUFEED_ORIGIN_SECRET": origin["secret"],
     }
-    child, ready = _start(
-        family, "daemon", [sys.executable, "-c", _GPUFEED, *arguments], environment
-    )
-    return Daemon(child, str(ready.get("socket", socket)), int(ready["pid"]))
+    return _start_daemon(family, socket, cache_dir, sizes, flags, environment)
 
 
 def start_local_daemon(
@@ -82,17 +73,28 @@ def start_local_daemon(
     allow: str,
 ) -> Daemon:
     """Start ``gpufeed daemon`` over local files below the address `allow`; see `start_daemon`."""
+    flags = ["--extent-size", str(extent_bytes), "--allow", allow, "--http-port", "-1"]
+    environment = {"GPUFEED_STORE_FREE_FLOOR_RATIO": "0"}
+    return _start_daemon(family, socket, cache_dir, sizes, flags, environment)
+
+
+def _start_daemon(
+    family: Family,
+    socket: Path,
+    cache_dir: Path,
+    sizes: tuple[int, int],
+    flags: Sequence[str],
+    environment: Mapping[str, str],
+) -> Daemon:
+    capacity_bytes, arena_bytes = sizes
     arguments = [
         "daemon",
         "--socket", str(socket),
         "--cache-path", str(cache_dir),
-        "--capacity", str(sizes[0]),
-        "--arena", str(sizes[1]),
-        "--extent-size", str(extent_bytes),
-        "--allow", allow,
-        "--http-port", "-1",
+        "--capacity", str(capacity_bytes),
+        "--arena", str(arena_bytes),
+        *flags,
     ]  # fmt: skip
-    environment = {"GPUFEED_STORE_FREE_FLOOR_RATIO": "0"}
     child, ready = _start(
         family, "daemon", [sys.executable, "-c", _GPUFEED, *arguments], environment
     )

@@ -52,6 +52,16 @@ async def _in_executor(act: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
         raise
 
 
+def _send_posted(session: Session) -> None:
+    """Send what was posted; what the socket does not take goes when it has room again."""
+    loop = asyncio.get_running_loop()
+    session.take_wake()
+    if session.flush():
+        loop.remove_writer(session.fileno())
+    else:
+        loop.add_writer(session.fileno(), _send_posted, session)
+
+
 async def _until_readable(session: Session, limit_s: float) -> None:
     """Wait for a message, and send meanwhile what was posted.
 
@@ -66,17 +76,10 @@ async def _until_readable(session: Session, limit_s: float) -> None:
         if not readable.done():
             readable.set_result(None)
 
-    def flush() -> None:
-        session.take_wake()
-        if session.flush():
-            loop.remove_writer(fd)
-        else:
-            loop.add_writer(fd, flush)
-
     loop.add_reader(fd, wake)
-    loop.add_reader(wake_fd, flush)
+    loop.add_reader(wake_fd, _send_posted, session)
     try:
-        flush()
+        _send_posted(session)
         async with asyncio.timeout(limit_s):
             await readable
     except TimeoutError:
@@ -100,7 +103,7 @@ class AsyncCalls:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.failure: GpufeedError | None = None
         self._loop.add_reader(session.fileno(), self._readable)
-        self._loop.add_reader(session.wake_fd, self._flush)
+        self._loop.add_reader(session.wake_fd, _send_posted, session)
 
     async def ask(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
         """A request and its answer.
@@ -139,13 +142,6 @@ class AsyncCalls:
     def _give_back(self, answer: dict[str, Any]) -> None:
         if isinstance(answer.get("seq"), int):
             self.leases.give_back(answer["seq"])
-
-    def _flush(self) -> None:
-        self._session.take_wake()
-        if self._session.flush():
-            self._loop.remove_writer(self._session.fileno())
-        else:
-            self._loop.add_writer(self._session.fileno(), self._flush)
 
     def _readable(self) -> None:
         try:

@@ -33,12 +33,12 @@ from dataclasses import dataclass, field
 
 from gpufeed.cachefs import oldarenas, paths, wire
 from gpufeed.cachefs.errors import ConfigError, DaemonUnavailableError
+from gpufeed.cachefs.handshake import TOKEN_CHARACTERS_MAX
 from gpufeed.cachefs.session import Session
 
 ATTEMPTS_MAX = 5
 # An interpreter that starts on a busy node, a cache directory of a million shards.
 START_TIMEOUT_S = 60.0
-TOKEN_CHARACTERS_MAX = 4096
 _MODES = ("auto", "required", "off")
 _private_numbers = itertools.count(1)
 

@@ -66,34 +66,24 @@ class Connection:
             DaemonUnavailableError: the daemon is gone, or takes nothing for `timeout_s`.
         """
         deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                if descriptor is None:
-                    self._sock.send(data)
-                else:
-                    socket.send_fds(self._sock, [data], [descriptor])
-                return
-            except BlockingIOError:
-                self._ready(select.POLLOUT, deadline_s)
-            except OSError as error:
-                raise DaemonUnavailableError(
-                    f"the session with the daemon is closed ({error.strerror or error})"
-                ) from None
+        while not self.try_send(data, descriptor):
+            self._ready(select.POLLOUT, deadline_s)
 
-    def try_send(self, data: bytes) -> bool:
+    def try_send(self, data: bytes, descriptor: int | None = None) -> bool:
         """Send one packed message if the socket takes it now; False if it does not.
 
         Raises:
             DaemonUnavailableError: the daemon is gone.
         """
         try:
-            self._sock.send(data)
+            if descriptor is None:
+                self._sock.send(data)
+            else:
+                socket.send_fds(self._sock, [data], [descriptor])
         except BlockingIOError:
             return False
         except OSError as error:
-            raise DaemonUnavailableError(
-                f"the session with the daemon is closed ({error.strerror or error})"
-            ) from None
+            raise _closed(error) from None
         return True
 
     def send_json(self, kind: Kind, value: dict[str, Any], timeout_s: float) -> None:
@@ -123,9 +113,7 @@ class Connection:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise DaemonUnavailableError(
-                f"the session with the daemon is closed ({error.strerror or error})"
-            ) from None
+            raise _closed(error) from None
         if not data:
             close_all(descriptors)
             raise DaemonUnavailableError("the daemon closed the session")
@@ -165,6 +153,12 @@ class Connection:
     def close(self) -> None:
         """Close the socket; the daemon takes back all that it lent."""
         self._sock.close()
+
+
+def _closed(error: OSError) -> DaemonUnavailableError:
+    return DaemonUnavailableError(
+        f"the session with the daemon is closed ({error.strerror or error})"
+    )
 
 
 def silence() -> DaemonUnavailableError:

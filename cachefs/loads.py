@@ -59,11 +59,9 @@ class Loads:
             GpufeedError: the origin would not.
         """
         digest = source.spec.digest
-        pool = self._tools.pool
         while True:
-            slot = pool.table.find(digest, extent)
+            slot = self._tools.pool.find(digest, extent)
             if slot is not None:
-                pool.hold(slot)
                 return slot
             flight = self._flights.get((digest, extent))
             if flight is None:

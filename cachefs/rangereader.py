@@ -68,11 +68,9 @@ class RangeReader:
         """
         assert 0 <= extent < self.extent_count, (extent, self.extent_count)
         is_due = self._touched.note(extent)
-        pool = self._tools.pool
         while True:
-            slot = pool.table.find(self._digest, extent)
+            slot = self._tools.pool.find(self._digest, extent)
             if slot is not None:
-                pool.hold(slot)
                 self._tools.metrics.add("arena_hit_bytes_total", self.length(extent))
                 return slot, "arena"
             if self._is_stored():

@@ -137,9 +137,8 @@ class ShardReader:
         """
         if self._leased and not self._index_is_whole:
             return None
-        slot = self._tools.pool.table.find(self._digest, extent)
+        slot = self._tools.pool.find(self._digest, extent)
         if slot is not None:
-            self._tools.pool.hold(slot)
             self._tools.metrics.add("arena_hit_bytes_total", self.length(extent))
         return slot
 

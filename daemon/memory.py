@@ -26,9 +26,9 @@ def heap_reserved_bytes(memory_bytes: int) -> int:
     return min(HEAP_BYTES_RESERVED_MAX, memory_bytes // 2)
 
 
-def heap_bytes() -> int:
-    """What this process has of memory that is nobody else's: not the arena, not files."""
-    with open("/proc/self/status", encoding="ascii") as file:
+def heap_bytes(process: int | str = "self") -> int:
+    """What a process has of memory that is nobody else's: not the arena, not files."""
+    with open(f"/proc/{process}/status", encoding="ascii") as file:
         for line in file:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024

@@ -46,10 +46,7 @@ def command(arguments: argparse.Namespace) -> int:
     Raises:
         GpufeedError: what went wrong.
     """
-    from gpufeed.bench.outputs import (  # noqa: PLC0415 see the top of the file
-        CHECK_FAILED_STATUS,
-        measured,
-    )
+    from gpufeed.bench.outputs import measured, status_of  # noqa: PLC0415 see the top of the file
     from gpufeed.bench.share.report import print_result  # noqa: PLC0415 likewise
     from gpufeed.bench.share.runner import ShareOptions, run  # noqa: PLC0415 likewise
     from gpufeed.cachefs.units import GB, parse_bytes  # noqa: PLC0415 likewise
@@ -66,5 +63,4 @@ def command(arguments: argparse.Namespace) -> int:
     )
     result = measured(arguments.json, lambda progress: run(options, progress))
     print_result(result)
-    missed = [target for target in result["targets"] if not target["met"]]
-    return CHECK_FAILED_STATUS if arguments.check and missed else 0
+    return status_of(result, check=arguments.check)

@@ -158,7 +158,7 @@ class _Bench:
 
         daemon = self._daemon(int(self.size * ARENA_SPARE_RATIO))
         try:
-            # Into the arena, and into the store; the readers' own first pass is not timed either.
+            # Into the arena, and into the store.
             self._readers([self._session(daemon, 0, passes=1)])
             for name in ("hits", "plain") if number % 2 == 0 else ("plain", "hits"):
                 jobs = [

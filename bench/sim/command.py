@@ -72,10 +72,7 @@ def command(arguments: argparse.Namespace) -> int:
     Raises:
         GpufeedError: what went wrong.
     """
-    from gpufeed.bench.outputs import (  # noqa: PLC0415 see the top of the file
-        CHECK_FAILED_STATUS,
-        measured,
-    )
+    from gpufeed.bench.outputs import measured, status_of  # noqa: PLC0415 see the top of the file
     from gpufeed.bench.sim import runner  # noqa: PLC0415 likewise
     from gpufeed.bench.sim.deciders import POLICIES  # noqa: PLC0415 likewise
 
@@ -116,8 +113,7 @@ def command(arguments: argparse.Namespace) -> int:
     )
     result = measured(arguments.json, lambda progress: runner.run(options, progress))
     print_result(result)
-    missed = [target for target in result["targets"] if not target["met"]]
-    return CHECK_FAILED_STATUS if arguments.check and missed else 0
+    return status_of(result, check=arguments.check)
 
 
 def add_cost_flags(parser: argparse.ArgumentParser) -> None:
@@ -136,10 +132,7 @@ def cost_command(arguments: argparse.Namespace) -> int:
     Raises:
         GpufeedError: what went wrong.
     """
-    from gpufeed.bench.outputs import (  # noqa: PLC0415 see the top of the file
-        CHECK_FAILED_STATUS,
-        measured,
-    )
+    from gpufeed.bench.outputs import measured, status_of  # noqa: PLC0415 see the top of the file
     from gpufeed.bench.sim import cost  # noqa: PLC0415 likewise
 
     if arguments.shards < 1000 or not 1 <= arguments.jobs <= 64 or arguments.reads < 100:
@@ -170,7 +163,7 @@ def cost_command(arguments: argparse.Namespace) -> int:
         )
     for target in missed:
         print(f"MISSED {target['what']}: {target['value']:.1f} (limit {target['limit']:g})")
-    return CHECK_FAILED_STATUS if arguments.check and missed else 0
+    return status_of(result, check=arguments.check)
 
 
 def print_result(result: dict[str, Any]) -> None:

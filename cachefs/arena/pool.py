@@ -39,6 +39,7 @@ class SlotPool:
             if self.table.available_count > 0:
                 slot = self.table.allocate(digest, extent, near=near)
                 assert slot is not None
+                self._metrics.set("arena_touched_slots", self.table.touched_count)
                 self._count()
                 return slot
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -56,6 +57,13 @@ class SlotPool:
         """Of slots that were never used, use only those below `slot_count` from now on."""
         self.table.touch_max = slot_count
         self._wake()
+
+    def find(self, digest: str, extent: int) -> int | None:
+        """The slot that holds this extent whole, held for the caller; None: it is in none."""
+        slot = self.table.find(digest, extent)
+        if slot is not None:
+            self.hold(slot)
+        return slot
 
     def hold(self, slot: int) -> None:
         """One more holder of a ready slot."""
@@ -91,6 +99,4 @@ class SlotPool:
             self._turns.popleft().set_result(None)
 
     def _count(self) -> None:
-        table = self.table
-        self._metrics.set("arena_leased_slots", table.held_count)
-        self._metrics.set("arena_touched_slots", table.touched_count)
+        self._metrics.set("arena_leased_slots", self.table.held_count)

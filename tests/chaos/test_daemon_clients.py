@@ -24,6 +24,7 @@ from chaos_readers import Pulse
 
 from gpufeed.cachefs.client import Session
 from gpufeed.cachefs.units import MIB
+from gpufeed.daemon.memory import heap_bytes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
@@ -107,14 +108,6 @@ def descriptors(pid: int) -> collections.Counter[str]:
             target = os.readlink(f"/proc/{pid}/fd/{name}")
             found[target.partition(":[")[0]] += 1
     return found
-
-
-def heap_bytes(pid: int) -> int:
-    """Memory of a process that is nobody else's, the arena and mapped files aside."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"process {pid} has no RssAnon")
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "beside-another"])

@@ -182,32 +182,40 @@ async def test_a_session_ends_with_the_process_that_opened_it_though_a_child_has
     await client.communicate(b"")
 
 
-async def test_a_shortage_of_the_kernel_loses_no_message(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = []
+class Refusing:
+    """A socket whose kernel does not take the first `times` messages."""
 
-    class Short:
-        def __init__(self, sock: socket.socket) -> None:
-            self._sock = sock
+    def __init__(self, sock: socket.socket, code: int, times: int) -> None:
+        self._sock = sock
+        self._code = code
+        self.left = times
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._sock, name)
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
 
-        def send(self, data: bytes) -> int:
-            if len(refused) < 3:
-                refused.append(data)
-                raise OSError(errno.ENOBUFS, "no buffers")
-            return self._sock.send(data)
+    def send(self, data: bytes) -> int:
+        if self.left:
+            self.left -= 1
+            raise OSError(self._code, os.strerror(self._code))
+        return self._sock.send(data)
 
+
+async def refusing(house: House, client: socket.socket, code: int, times: int) -> Refusing:
+    """The client's session tells something over such a socket."""
+    client.send(HELLO)
+    await answer(client)
+    session = next(iter(house.server._sessions.values()))
+    sock = Refusing(session._sock, code, times)
+    session._sock = sock  # type: ignore[assignment]
+    session.send(wire.pack(Kind.PROGRESS, b"{}"))
+    return sock
+
+
+async def test_a_shortage_of_the_kernel_loses_no_message(house: House) -> None:
     with house.connect() as client:
-        client.send(HELLO)
-        await answer(client)
-        session = next(iter(house.server._sessions.values()))
-        session._sock = Short(session._sock)  # type: ignore[assignment]
-        session.send(wire.pack(Kind.PROGRESS, b"{}"))
+        sock = await refusing(house, client, errno.ENOBUFS, 3)
         assert (await answer(client)).kind is Kind.PROGRESS
-    assert len(refused) == 3
+    assert sock.left == 0
     await house.until(0)
 
 
@@ -218,21 +226,7 @@ async def test_without_a_limit_of_memory_no_heap_is_too_large(house: House) -> N
 async def test_a_message_that_cannot_be_sent_ends_the_session_instead_of_getting_lost(
     house: House,
 ) -> None:
-    class Small:
-        def __init__(self, sock: socket.socket) -> None:
-            self._sock = sock
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._sock, name)
-
-        def send(self, data: bytes) -> int:
-            raise OSError(errno.EMSGSIZE, "message too long")
-
     with house.connect() as client:
-        client.send(HELLO)
-        await answer(client)
-        session = next(iter(house.server._sessions.values()))
-        session._sock = Small(session._sock)  # type: ignore[assignment]
-        session.send(wire.pack(Kind.PROGRESS, b"{}"))
+        await refusing(house, client, errno.EMSGSIZE, 1)
         assert await asyncio.get_running_loop().sock_recv(client, 10) == b""
     await house.until(0)

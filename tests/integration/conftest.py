@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 # Test folders are no packages; helpers beside the tests are loaded by their path.
-for _name in ("node", "origin_rig"):
+for _name in ("node", "origin_rig", "reading_rig"):
     _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])
-_node = sys.modules["node"]
+_node, _reading = sys.modules["node"], sys.modules["reading_rig"]
 
 
 @pytest.fixture
@@ -26,3 +26,11 @@ def node(oss_standin):
     yield node
     node.close()
     shutil.rmtree(place)
+
+
+@pytest.fixture
+def data(node) -> dict[str, dict[str, bytes]]:
+    """A node that serves the shards of `reading_rig`; their samples."""
+    truth = node.put_tars(_reading.SHARDS, _reading.SAMPLES)
+    node.start()
+    return truth

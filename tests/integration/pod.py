@@ -60,21 +60,26 @@ def without(*capabilities: str) -> list[str]:
     return ["setpriv", "--bounding-set=" + ",".join(f"-{name}" for name in capabilities)]
 
 
+def started(command: list[str], **options: Any) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """Start a service; it, and the line by which it says that it serves."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [*command, "--ready-fd", str(writing)], pass_fds=(writing,), **options
+    )
+    os.close(writing)
+    with open(reading, "rb") as ready:
+        return process, json.loads(ready.readline())
+
+
 def run_daemon(spec: dict[str, Any]) -> dict[str, Any]:
     """A stand-in for OSS and a daemon that reads from it, until standard input ends."""
     watch = settle()
-    reading, writing = os.pipe()
-    standin = subprocess.Popen(
+    standin, origin = started(
         [sys.executable, "-c",
          "import sys; from gpufeed.cachefs.testing.standin.command import command; "
-         "sys.exit(command(sys.argv[1:]))",
-         "--root", spec["root"], "--port", "0", "--ready-fd", str(writing)],
-        pass_fds=(writing,), stdout=sys.stderr,
+         "sys.exit(command(sys.argv[1:]))", "--root", spec["root"], "--port", "0"],
+        stdout=sys.stderr,
     )  # fmt: skip
-    os.close(writing)
-    with open(reading, "rb") as ready:
-        origin = json.loads(ready.readline())
-    reading, writing = os.pipe()
     environment = {
         **os.environ,
         "GPUFEED_ORIGIN_ENDPOINT": origin["endpoint"], "GPUFEED_ORIGIN_REGION": origin["region"],
@@ -83,14 +88,11 @@ def run_daemon(spec: dict[str, Any]) -> dict[str, Any]:
         "GPUFEED_STORE_PATH": spec["cache"], "GPUFEED_STORE_CAPACITY_BYTES": "64MiB",
         "GPUFEED_STORE_FREE_FLOOR_RATIO": "0",
     }  # fmt: skip
-    daemon = subprocess.Popen(
+    daemon, line = started(
         [*without("ipc_lock"), sys.executable, "-m", "gpufeed.daemon", "daemon",
-         "--socket", spec["socket"], "--http-port", "-1", "--ready-fd", str(writing)],
-        pass_fds=(writing,), env=environment, stderr=subprocess.PIPE,
+         "--socket", spec["socket"], "--http-port", "-1"],
+        env=environment, stderr=subprocess.PIPE,
     )  # fmt: skip
-    os.close(writing)
-    with open(reading, "rb") as ready:
-        line = json.loads(ready.readline())
     print(json.dumps({"ready": line, "inode": os.stat(spec["socket"]).st_ino}), flush=True)
     sys.stdin.read()
     inode = os.stat(spec["socket"]).st_ino

@@ -8,23 +8,12 @@ import threading
 
 import pytest
 from node import Node, wait_until_gone
+from reading_rig import EXTENT, SAMPLES, SHARDS, URL
 
 from gpufeed.cachefs.client import open_async_client
 from gpufeed.cachefs.errors import DaemonUnavailableError, NotFoundError, UsageError
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET
-from gpufeed.cachefs.units import KIB, MIB
-
-SHARDS = 6
-SAMPLES = 40
-URL = f"oss://{BUCKET}/train-{{000..{SHARDS - 1:03d}}}.tar"
-EXTENT = 256 * KIB
-
-
-@pytest.fixture
-def data(node: Node) -> dict[str, dict[str, bytes]]:
-    truth = node.put_tars(SHARDS, SAMPLES)
-    node.start()
-    return truth
+from gpufeed.cachefs.units import MIB
 
 
 async def read_all(client, dataset, data, order=None) -> list[str]:

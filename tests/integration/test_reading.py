@@ -17,6 +17,7 @@ import zlib
 import numpy as np
 import pytest
 from node import Node, wait_until_gone
+from reading_rig import EXTENT, SAMPLES, SHARDS, URL
 
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.client import Client, Sample, open_client
@@ -28,20 +29,8 @@ from gpufeed.cachefs.errors import (
     UsageError,
 )
 from gpufeed.cachefs.testing.pytest_plugin import BUCKET
-from gpufeed.cachefs.units import KIB, MIB
+from gpufeed.cachefs.units import MIB
 from gpufeed.cachefs.wire import Kind
-
-SHARDS = 6
-SAMPLES = 40
-URL = f"oss://{BUCKET}/train-{{000..{SHARDS - 1:03d}}}.tar"
-EXTENT = 256 * KIB
-
-
-@pytest.fixture
-def data(node: Node) -> dict[str, dict[str, bytes]]:
-    truth = node.put_tars(SHARDS, SAMPLES)
-    node.start()
-    return truth
 
 
 @pytest.fixture
