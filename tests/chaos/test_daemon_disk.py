@@ -26,9 +26,8 @@ TIGHT_CAPACITY_BYTES = 8 * MIB
 LOOKS = 20
 HOT_SHARDS = 8
 SHARDS = 16
-# One second is the aim, and what is seen but for rare runs: a sync of the index that hangs is known
-# to be more than slow after five seconds only. See the top of the file.
-GAP_S_MAX = 7.5
+# One second is the aim; see the top of the file.
+GAP_S_MAX = 5.0
 
 FAULTS = [
     ("EIO", ("write",)),
