@@ -92,7 +92,7 @@ async def lend(house: House) -> int:
     """Let the only session's client hold a slot."""
     publisher = next(iter(house.server._sessions.values()))._publisher
     assert publisher is not None
-    pool = house.server.cache.tools.pool
+    pool = house.pool
     slot = await pool.allocate("d", 0)
     pool.table.mark_ready(slot)
     await publisher.take_credit()
@@ -100,7 +100,7 @@ async def lend(house: House) -> int:
 
 
 async def test_what_a_refused_client_holds_stays_until_it_has_closed_its_side(house: House) -> None:
-    table = house.server.cache.tools.pool.table
+    table = house.pool.table
     with house.connect() as client:
         client.send(HELLO)
         await answer(client)
@@ -127,7 +127,7 @@ async def test_a_refused_client_that_holds_nothing_is_gone_at_once(house: House)
 
 
 async def test_a_server_that_stops_leaves_what_clients_hold_until_it_closes(house: House) -> None:
-    table = house.server.cache.tools.pool.table
+    table = house.pool.table
     with house.connect() as client:
         client.send(HELLO)
         await answer(client)
@@ -209,4 +209,4 @@ async def test_a_shortage_of_the_kernel_loses_no_message(
 
 
 async def test_without_a_limit_of_memory_no_heap_is_too_large(house: House) -> None:
-    assert house.server.heap_bytes_max > 1 << 50
+    assert house.server.tenants.heap_bytes_max > 1 << 50
