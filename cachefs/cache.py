@@ -32,7 +32,7 @@ class ShardCache:
     def __init__(self, tools: FillTools, neighbours: list[Fills] | None = None) -> None:
         self.tools = tools
         self._loads = Loads(tools)
-        self._fills = Fills(tools, self._loads, neighbours or ())
+        self._fills = Fills(tools, self._loads, () if neighbours is None else neighbours)
         if neighbours is not None:
             neighbours.append(self._fills)
 

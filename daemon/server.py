@@ -94,8 +94,7 @@ class SessionServer:
         sock.setblocking(False)
         refusal = self._refusal(door)
         if refusal is not None:
-            with sock, contextlib.suppress(OSError):  # it may be gone already
-                sock.send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(refusal))))
+            _turn_away(sock, refusal)
             return
         self._numbers += 1
         self._sessions[self._numbers] = ServerSession(self._numbers, sock, self, door)
@@ -147,3 +146,12 @@ class SessionServer:
         sessions = list(self._sessions.values())
         await asyncio.gather(*(session.close() for session in sessions))
         await asyncio.gather(*self._ending)
+
+
+def _turn_away(sock: socket.socket, refusal: CapacityError) -> None:
+    """Say why, and close. What it has sent is read first, or it would see a reset instead."""
+    with sock, contextlib.suppress(OSError):  # it may be gone already
+        sock.shutdown(socket.SHUT_RD)
+        while sock.recv(wire.MESSAGE_BYTES_MAX):
+            pass
+        sock.send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(refusal))))

@@ -44,6 +44,17 @@ async def test_one_fetch_serves_both_and_each_from_its_own_memory(
     await node.close()
 
 
+async def test_whoever_comes_second_borrows(tmp_path: Path) -> None:
+    node = NodeRig(tmp_path)
+    node.a, node.b = node.b, node.a
+    source = node.put("a.tar", DATA)
+
+    assert await together(node, source) == (DATA, DATA)
+
+    assert node.engine.bytes_by_url[source.spec.name] == len(DATA)
+    await node.close()
+
+
 async def test_several_readers_of_the_borrower_make_one_copy(tmp_path: Path) -> None:
     node = NodeRig(tmp_path, slots=64)
     source = node.put("a.tar", DATA)

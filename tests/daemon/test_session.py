@@ -25,6 +25,7 @@ async def test_one_too_many_that_has_gone_already_is_nobodys_trouble(house: Hous
     await house.until(SESSIONS_MAX)
     house.connect().close()
     late = house.connect()
+    late.send(HELLO)  # it has come before the daemon looks: why it is refused must come through
     refusal = await answer(late)
     assert refusal.kind is Kind.ERROR
     assert "sessions_max" in refusal.json()["message"]
