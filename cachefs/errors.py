@@ -79,6 +79,14 @@ class DiskLateError(StorageError):
         self.over = over
 
 
+class DeviceError(OperatorError):
+    """The accelerator's runtime refused a call, or an earlier call of it had failed."""
+
+
+class AlreadyRegisteredError(DeviceError):
+    """Memory is page-locked for the accelerator already, by somebody else in this process."""
+
+
 class RetryableError(GpufeedError):
     """It may work later."""
 

@@ -98,7 +98,10 @@ def _notes(loaded: LoadedSettings) -> Iterator[str]:
                     "it; end it with / to mean what lies under it"
                 )
     if not settings.origin.endpoint:
-        yield "origin.endpoint is not set: clients must name one for oss:// in storage_options"
+        yield (
+            "origin.endpoint is not set: clients must name one of the cloud's own, or of "
+            "daemon.endpoints, for oss:// in storage_options"
+        )
         return
     try:
         yield from cautions(Address.of(settings.origin), settings.origin)

@@ -23,6 +23,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ HELLO_TIMEOUT_S = 10.0
 # What the kernel refuses for now, it may take a little later.
 SEND_AGAIN_S = 0.05
 _SHORTAGES = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 # asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
 SO_PEERPIDFD = 77
 # struct ucred: process, user, group.
@@ -110,7 +112,11 @@ class ServerSession:
                 return
             if not data:
                 close_all(descriptors)
-                self._end()
+                if _has_hung_up(self._sock):
+                    self._end()
+                else:
+                    # As long as its socket is open a client may look at what it holds.
+                    self._refuse(ProtocolError("an empty message"))
                 return
             if self._is_refused:
                 close_all(descriptors)
@@ -300,7 +306,11 @@ class ServerSession:
         except OSError as error:
             if error.errno in _SHORTAGES:
                 return False
-            # The client is gone; its end arrives on the reading side.
+            if error.errno not in _GONE:
+                # It would wait for this message for ever.
+                _LOG.error("session %d: a message cannot be sent: %s", self._number, error)
+                self._loop.call_soon(self._end)
+            # Else the client is gone; its end arrives on the reading side.
         _close(descriptor)
         return True
 
@@ -442,6 +452,13 @@ def _duplicate(arena_fd: int) -> int:
             f"the daemon has no descriptor for one more session: {shortage.strerror}; raise its "
             "limit of open files (ulimit -n)"
         ) from None
+
+
+def _has_hung_up(sock: socket.socket) -> bool:
+    """Whether the other side has closed: an empty message reads like an end."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _close(descriptor: int | None) -> None:

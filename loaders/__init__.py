@@ -16,15 +16,26 @@ if TYPE_CHECKING:
     from gpufeed.loaders.dataloader import DataLoader
     from gpufeed.loaders.dataset import ShardDataset
     from gpufeed.loaders.decode import image_crop
+    from gpufeed.loaders.transfer import record_stream, to_device
     from gpufeed.loaders.world import World
 
-__all__ = ["DataLoader", "ShardDataset", "World", "decode", "image_crop"]
+__all__ = [
+    "DataLoader",
+    "ShardDataset",
+    "World",
+    "decode",
+    "image_crop",
+    "record_stream",
+    "to_device",
+]
 
 _HOMES = {
     "DataLoader": "gpufeed.loaders.dataloader",
     "ShardDataset": "gpufeed.loaders.dataset",
     "World": "gpufeed.loaders.world",
     "image_crop": "gpufeed.loaders.decode",
+    "record_stream": "gpufeed.loaders.transfer",
+    "to_device": "gpufeed.loaders.transfer",
 }
 
 if sys.platform != "linux":

@@ -6,12 +6,17 @@ with three notes: the order belongs to the dataset (`shuffle`, `sampler` and `ba
 refused), workers live until the loader is closed or collected, and `persistent_workers=True` also
 lets the loader run on into the next epoch, so that there is no gap between epochs.
 
-The module of the package that imports torch.
+`pin_memory=True` copies into torch's pinned memory, as torch does. `register_slots=True` registers
+the batch slots themselves instead, so that nothing is copied on the host; not yet verified on
+hardware.
+
+With `transfer`, the module of the package that imports torch.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
@@ -45,10 +50,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         dataset: any dataset of torch's, or a `ShardDataset`.
         batch_size: samples a batch; None yields single samples.
         session_factory: opens the session instead of the one that the dataset's `daemon` names.
+        register_slots: register batch slots with CUDA once, for copies without staging. Copies on
+            other streams than the current one go through `to_device` or `record_stream`.
         **options: as torch's.
 
     Raises:
-        UsageError: a sampler or shuffle with a `ShardDataset`.
+        UsageError: a sampler or shuffle with a `ShardDataset`, or `register_slots` without one.
         ValueError: what torch refuses.
     """
 
@@ -58,10 +65,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_size: int | None = 1,
         *arguments: Any,
         session_factory: SessionFactory | None = None,
+        register_slots: bool = False,
         **options: Any,
     ) -> None:
         self._engine: Engine | None = None
         if not isinstance(dataset, ShardDataset):
+            if register_slots:
+                raise UsageError(
+                    "register_slots needs a ShardDataset: batches of other datasets are torch's, "
+                    "for which there is pin_memory=True"
+                )
             super().__init__(dataset, batch_size, *arguments, **options)
             return
         options |= dict(zip(_POSITIONAL, arguments, strict=False))
@@ -77,9 +90,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         object.__setattr__(self, "dataset", dataset)
         self._next_epoch = 0
         self._user_collate = collate
-        self._engine = Engine(dataset, self._config(), session_factory=session_factory)
+        self._pins = False
+        config = self._config(register_slots=register_slots)
+        self._engine = Engine(dataset, config, session_factory=session_factory)
 
-    def _config(self) -> EngineConfig:
+    def _config(self, *, register_slots: bool) -> EngineConfig:
         workers = self.num_workers
         factor = self.prefetch_factor or PREFETCH_FACTOR
         context = self.multiprocessing_context
@@ -95,6 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             context=context if isinstance(context, BaseContext) else multiprocessing.get_context(),
             continuous=self.persistent_workers,
             timeout_s=float(self.timeout),
+            register_slots=register_slots,
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -111,6 +127,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._next_epoch, dataset.epoch = dataset.epoch, None
         epoch = self._next_epoch
         self._next_epoch = epoch + 1
+        accelerator: Any = getattr(torch, "accelerator", torch.cuda)  # torch has it from 2.6 on
+        self._pins = self.pin_memory and accelerator.is_available()
+        if self.pin_memory and not self._pins:  # torch's own words
+            warnings.warn(
+                "'pin_memory' argument is set as true but no accelerator is found, "
+                "then device pinned memory won't be used.",
+                stacklevel=2,
+            )
         convert = self._batch if self.batch_size is not None else self._singles
         return _Iterator(self._engine, epoch, convert, single=self.batch_size is None)
 
@@ -134,7 +158,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Counters since the loader was made; times in seconds, sizes in bytes."""
         if self._engine is None:
             raise UsageError("stats() needs a ShardDataset; torch's loader counts nothing")
-        feed, own = self._engine.feed_stats, self._engine.stats
+        engine = self._engine
+        feed, own, pinning = engine.feed_stats, engine.stats, engine.pinning_stats
         return {
             "samples": feed.samples_count,
             "batches": own.batches_count,
@@ -144,8 +169,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "first_batch_s": own.first_batch_s,
             "bytes_by_tier": dict(feed.bytes_by_tier),
             "straddled_count": feed.straddled_count,
-            "heap_copies_count": self._engine.hand_over.heap_copies_count,
+            "heap_copies_count": engine.hand_over.heap_copies_count,
             "skipped_count": own.skipped_count,
+            "registered_slots_count": pinning.registered_count,
+            "registered_bytes": pinning.registered_bytes,
+            "register_refused_count": pinning.refused_count,
+            "register_s": pinning.register_s,
+            "waiting_slots_count": engine.waiting_slots_count,
+            "gated_copies_count": pinning.gated_count,
         }
 
     def close(self) -> None:
@@ -164,9 +195,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return [self._pinned(convert(sample)) for sample in samples]
 
     def _pinned(self, batch: Any) -> Any:
-        if not (self.pin_memory and torch.cuda.is_available()):
+        if not self._pins:
             return batch
-        from torch.utils.data._utils.pin_memory import pin_memory  # noqa: PLC0415 CUDA only
+        from torch.utils.data._utils.pin_memory import pin_memory  # noqa: PLC0415 rarely
 
         return pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own, unannotated
 

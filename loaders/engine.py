@@ -31,6 +31,7 @@ from gpufeed.loaders.dataset import ShardDataset
 from gpufeed.loaders.feed import EpochEnd, Failed, FeedConfig, FeedSource, FeedStats, SampleOrder
 from gpufeed.loaders.feeder import Feeder
 from gpufeed.loaders.order import step_count
+from gpufeed.loaders.pinning import PinningStats, SlotPinning
 from gpufeed.loaders.pool import WorkerPool
 from gpufeed.loaders.resources import Resources
 from gpufeed.loaders.samples import SampleMaker
@@ -64,6 +65,7 @@ class EngineConfig:
         context: how processes are started.
         continuous: run on over the epoch's end.
         timeout_s: wait for a batch, 0 for no limit.
+        register_slots: register batch slots with CUDA.
     """
 
     batch_rows: int
@@ -76,6 +78,7 @@ class EngineConfig:
     context: BaseContext | None = None
     continuous: bool = False
     timeout_s: float = 0.0
+    register_slots: bool = False
 
 
 @dataclass(slots=True)
@@ -106,7 +109,8 @@ class Engine:
         self._collate_here = config.num_workers == 0 or dataset.decode is None
         self.feed_stats = FeedStats()
         self.stats = EngineStats()
-        self._resources = Resources(os.getpid(), SlotRing())
+        pinning = SlotPinning() if config.register_slots else None
+        self._resources = Resources(os.getpid(), SlotRing(pinning=pinning))
         here = config.collate if self._collate_here else None
         self.hand_over = HandOver(self._resources.ring, here)
         self._sample_counts: list[int | None] | None = None
@@ -129,6 +133,16 @@ class Engine:
         """Process ids of the workers."""
         pool = self._resources.pool
         return [] if pool is None else pool.pids
+
+    @property
+    def pinning_stats(self) -> PinningStats:
+        """Counters of the registration of batch slots."""
+        return self._resources.ring.pinning_stats
+
+    @property
+    def waiting_slots_count(self) -> int:
+        """Batch slots that the accelerator may still read."""
+        return self._resources.ring.waiting_count
 
     def open(self) -> FeedSource:
         """Open the session and the dataset where they are not.
@@ -219,6 +233,7 @@ class Engine:
         Raises:
             UsageError: a later `begin` ended this epoch.
             WorkerError: a worker died, a sample failed, or `timeout_s` passed.
+            DeviceError: the accelerator failed, where slots are registered.
             GpufeedError: whatever else ended the feeder.
         """
         if token != self._generation:
@@ -227,6 +242,7 @@ class Engine:
             return None
         try:
             while True:
+                self._resources.ring.settle()
                 record = self._next()
                 if record is None:
                     self._running = False

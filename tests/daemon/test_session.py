@@ -100,13 +100,16 @@ async def lend(house: House) -> int:
     return publisher.lend(slot, "d")
 
 
-async def test_what_a_refused_client_holds_stays_until_it_has_closed_its_side(house: House) -> None:
+@pytest.mark.parametrize("wrong", [b"rubbish", b""])
+async def test_what_a_refused_client_holds_stays_until_it_has_closed_its_side(
+    house: House, wrong: bytes
+) -> None:
     table = house.pool.table
     with house.connect() as client:
         client.send(HELLO)
         await answer(client)
         await lend(house)
-        client.send(b"rubbish")
+        client.send(wrong)
         refusal = await answer(client)
         assert refusal.kind is Kind.ERROR
         assert await asyncio.get_running_loop().sock_recv(client, 10) == b""
@@ -211,3 +214,26 @@ async def test_a_shortage_of_the_kernel_loses_no_message(
 
 async def test_without_a_limit_of_memory_no_heap_is_too_large(house: House) -> None:
     assert house.server.tenants.heap_bytes_max > 1 << 50
+
+
+async def test_a_message_that_cannot_be_sent_ends_the_session_instead_of_getting_lost(
+    house: House,
+) -> None:
+    class Small:
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._sock, name)
+
+        def send(self, data: bytes) -> int:
+            raise OSError(errno.EMSGSIZE, "message too long")
+
+    with house.connect() as client:
+        client.send(HELLO)
+        await answer(client)
+        session = next(iter(house.server._sessions.values()))
+        session._sock = Small(session._sock)  # type: ignore[assignment]
+        session.send(wire.pack(Kind.PROGRESS, b"{}"))
+        assert await asyncio.get_running_loop().sock_recv(client, 10) == b""
+    await house.until(0)

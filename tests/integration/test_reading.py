@@ -152,6 +152,8 @@ def test_holding_every_sample_never_stalls(node: Node, client: Client, data) -> 
 
 
 def test_views_outlive_the_stream_the_client_and_the_daemon(node: Node, data) -> None:
+    # Daemons that other tests ran in this process may have left some of theirs.
+    before = set(mappings())
     client = open_client(node.socket, window_bytes=4 * MIB)
     dataset = client.open(URL)
     stream = client.samples(dataset)
@@ -166,11 +168,11 @@ def test_views_outlive_the_stream_the_client_and_the_daemon(node: Node, data) ->
     assert any(is_in_place(sample["jpg"]) for sample in held)
     del sample, held
     gc.collect()
-    assert mappings() == []
+    assert set(mappings()) <= before
 
 
 def test_nothing_is_left_when_views_are_gone(node: Node, data) -> None:
-    before = descriptors()
+    before, mapped_before = descriptors(), set(mappings())
     for _ in range(3):
         with open_client(node.socket, window_bytes=4 * MIB) as client:
             dataset = client.open(URL)
@@ -180,7 +182,7 @@ def test_nothing_is_left_when_views_are_gone(node: Node, data) -> None:
             check(sample, data)
         del kept, sample, client
     gc.collect()
-    assert mappings() == []
+    assert set(mappings()) <= mapped_before
     assert descriptors() == before
     wait_until_gone(node)
 
