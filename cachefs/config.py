@@ -9,7 +9,6 @@ Credentials and endpoint are named as ossfs's ``storage_options`` name them: ``e
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from dataclasses import dataclass, field
 
@@ -191,14 +190,12 @@ class PolicyConfig:
         ttl_s: a shard not used for so long is removed; 0 keeps it. Counted anew at each start.
         quotas: ``PREFIX=SIZE``: a dataset's hard limit, for example ``oss://bucket/train/=2TB``.
         pins: prefixes whose shards are never evicted for others.
-        tenant_weights: ``TENANT=WEIGHT`` of the fair shares; 1 for those not named.
     """
 
     adhoc_ratio: float = 0.05
     ttl_s: float = 0.0
     quotas: tuple[str, ...] = ()
     pins: tuple[str, ...] = ()
-    tenant_weights: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check ranges and forms.
@@ -216,13 +213,6 @@ class PolicyConfig:
                     f"policy.{name} has {prefix!r}; write prefixes with their scheme and what they "
                     "stand for, for example oss://bucket/train/",
                 )
-        for tenant, weight in self.weights.items():
-            _require(bool(tenant), "policy.tenant_weights has a weight without a tenant's name")
-            _require(
-                0 < weight < math.inf,
-                f"policy.tenant_weights: the weight of {tenant} is {weight}; it must be above 0 "
-                "and finite",
-            )
 
     @property
     def rules(self) -> tuple[PrefixRule, ...]:
@@ -241,19 +231,6 @@ class PolicyConfig:
         except ConfigError as error:
             told = str(error).removeprefix("policy.quotas: ")
             raise ConfigError(f"policy.quotas: {told}") from None
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """`tenant_weights`, read."""
-        pairs = _pairs("tenant_weights", self.tenant_weights)
-        return {tenant: _weight(text) for tenant, text in pairs}
-
-
-def _weight(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"policy.tenant_weights: {text!r} is not a number") from None
 
 
 def _pairs(name: str, values: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -5,6 +5,9 @@ What ends a fill:
     - its last reader's, if it bypasses the store; one into the store goes on without readers;
     - `close`, which waits until slots, room and temporary files have gone back.
 
+Tenants have fills of their own, into arenas of their own. A shard that another tenant's fill brings
+is not fetched again: whoever may read it borrows that fill (`gpufeed.cachefs.borrowed`).
+
 Whoever comes after a fill has failed, or was given up, gets another; so does who needs what a
 streamed compressed shard has brought already.
 
@@ -14,9 +17,12 @@ Owned by the daemon's loop.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+from gpufeed.cachefs.borrowed import BorrowedFill, lends
 from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.filltools import FillTools
+from gpufeed.cachefs.loads import Loads
 from gpufeed.cachefs.model import ShardSpec
 from gpufeed.cachefs.sources import ShardSource
 from gpufeed.cachefs.store.store import Reservation
@@ -26,10 +32,18 @@ SIZES_MAX = 65536
 
 
 class Fills:
-    """See the top of the file."""
+    """See the top of the file.
 
-    def __init__(self, tools: FillTools) -> None:
+    Args:
+        tools: of the tenant.
+        loads: of the tenant, which bring what is borrowed.
+        neighbours: the fills of all tenants, these among them.
+    """
+
+    def __init__(self, tools: FillTools, loads: Loads, neighbours: Sequence[Fills] = ()) -> None:
         self._tools = tools
+        self._loads = loads
+        self._neighbours = neighbours
         self._current: dict[str, Fill] = {}
         self._sizes: dict[str, int] = {}
         self._tasks: dict[Fill, asyncio.Task[None]] = {}
@@ -40,7 +54,7 @@ class Fills:
     def prefetch(self, source: ShardSource) -> asyncio.Task[None] | None:
         """Begin to fill a shard into the store. None: it is there, under way, or has no room."""
         digest = source.spec.digest
-        if self.joinable(digest) is not None or self._tools.store.lookup(digest) is not None:
+        if self.joinable(digest) is not None or self.has_elsewhere(digest):
             return None
         reservation = self._reserve(source, ahead=True)
         if reservation is None:
@@ -48,11 +62,32 @@ class Fills:
         self._tools.metrics.add("misses_total")
         return self._tasks[self._start(source, reservation)]
 
-    def join(self, source: ShardSource, reader: object, extent: int = 0) -> Fill:
+    def has_elsewhere(self, digest: str) -> bool:
+        """Whether the shard is in the store, or comes by another tenant's fill."""
+        return self._tools.store.lookup(digest) is not None or self._lender(digest) is not None
+
+    def _lender(self, digest: str) -> tuple[Fills, Fill] | None:
+        for fills in self._neighbours:
+            fill = fills.joinable(digest) if fills is not self else None
+            if fill is not None and lends(fill):
+                return fills, fill
+        return None
+
+    def _borrow(self, source: ShardSource) -> BorrowedFill | None:
+        digest = source.spec.digest
+        found = self._lender(digest) if self._tools.may_share(digest) else None
+        if found is None:
+            return None
+        fills, fill = found
+        return BorrowedFill(source, fill, fills.leave, fills._tools.pool, self._loads)
+
+    def join(self, source: ShardSource, reader: object, extent: int = 0) -> Fill | BorrowedFill:
         """The shard's fill, under way or new, for a reader that wants `extent` next."""
         metrics = self._tools.metrics
-        fill = self.joinable(source.spec.digest)
-        if fill is not None and fill.serves(extent):
+        fill: Fill | BorrowedFill | None = self.joinable(source.spec.digest)
+        if fill is None or not fill.serves(extent):
+            fill = self._borrow(source)
+        if fill is not None:
             metrics.add("coalesced_total")
         else:
             metrics.add("misses_total")
@@ -85,13 +120,18 @@ class Fills:
         fill = self._current.get(digest)
         return None if fill is None or fill.has_failed else fill
 
-    def has_another(self, fill: Fill, extent: int) -> bool:
+    def has_another(self, fill: Fill | BorrowedFill, extent: int) -> bool:
         """Whether a reader that wants `extent` had better look for another fill than `fill`."""
+        if isinstance(fill, BorrowedFill):
+            return not fill.serves(extent)
         current = self.joinable(fill.spec.digest)
         return (current is not None and current is not fill) or not fill.serves(extent)
 
-    def leave(self, fill: Fill, reader: object) -> None:
+    def leave(self, fill: Fill | BorrowedFill, reader: object) -> None:
         """A reader is done with a fill."""
+        if isinstance(fill, BorrowedFill):
+            fill.leave(reader)
+            return
         if fill.leave(reader) or fill.is_cached or fill not in self._tasks or fill.has_failed:
             return
         # Whoever asks from now on gets another fill, not one that is about to be cancelled.
@@ -110,6 +150,7 @@ class Fills:
         self._current[digest] = fill
         task = asyncio.get_running_loop().create_task(fill.run(), name=f"fill {source.spec.name}")
         self._tasks[fill] = task
+        fill.verified.add_done_callback(lambda verified: self._note_access(digest, verified))
 
         def done(_: asyncio.Task[None]) -> None:
             del self._tasks[fill]
@@ -119,6 +160,12 @@ class Fills:
 
         task.add_done_callback(done)
         return fill
+
+    def _note_access(self, digest: str, verified: asyncio.Future[None]) -> None:
+        """All of it came by the tenant's own credentials."""
+        access = self._tools.access
+        if access is not None and not verified.cancelled() and verified.exception() is None:
+            access.note(digest)
 
     def _learn(self, spec: ShardSpec) -> None:
         """What a compressed shard expands to: the next time, it is reserved for exactly."""

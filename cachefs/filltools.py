@@ -1,4 +1,4 @@
-"""What every fill of a daemon shares, and what it asks of the origin engine."""
+"""What every fill of a tenant shares, and what it asks of the origin engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpufeed.cachefs.access import Access
 from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.config import EXPANSION_RATIO_MAX
 from gpufeed.cachefs.indexmemory import IndexMemory
@@ -45,9 +46,10 @@ def _decoders() -> Executor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillTools:
-    """What every fill of a daemon shares.
+    """What every fill of a tenant shares. Engine and store are those of all tenants.
 
     Attributes:
+        access: what of the store the tenant may have; None: all of it, there is no other tenant.
         pending: whether a live plan still wants the shard with this digest.
         expansion_ratio_max: a compressed object that expands further is refused.
         decoders: threads of decompression, which wait in them for the network.
@@ -64,4 +66,9 @@ class FillTools:
     pending: Callable[[str], bool]
     expansion_ratio_max: float = EXPANSION_RATIO_MAX
     decoders: Executor = field(default_factory=_decoders, repr=False)
+    access: Access | None = None
     indexes: IndexMemory = field(default_factory=IndexMemory, repr=False)
+
+    def may_share(self, digest: str) -> bool:
+        """Whether what others brought of a shard may be served without asking anybody."""
+        return self.access is None or self.access.is_proven(digest)

@@ -98,6 +98,8 @@ def reserve_bytes(spec: ShardSpec, extent_bytes: int) -> int:
         _TRAILER_RESERVE_BYTES
         + int(spec.size_bytes * _SAMPLES_RESERVE_RATIO)
         + names_bytes
+        + len(spec.origin)
+        + len(spec.grouping)
         + _SOURCE_RESERVE_BYTES * len(spec.sources)
         + 8 * -(-spec.size_bytes // extent_bytes)
     )
@@ -135,6 +137,7 @@ def pack_trailer(spec: ShardSpec, crcs: Sequence[int], packed_samples: bytes | N
             **({"codec": spec.codec} if spec.codec else {}),
             **({"plain": True} if spec.is_plain else {}),
             **({"origin": spec.origin} if spec.origin else {}),
+            **({"grouping": spec.grouping} if spec.grouping else {}),
         },
         separators=(",", ":"),
         ensure_ascii=False,
@@ -229,9 +232,10 @@ def _unpack_identity(data: bytes, size_bytes: int) -> ShardSpec:
             for url, etag, size, offset in fields["sources"]
         )
         codec, is_plain = fields.get("codec", ""), fields.get("plain", False)
-        origin = fields.get("origin", "")
+        origin, grouping = fields.get("origin", ""), fields.get("grouping", "")
         return ShardSpec(
-            fields["name"], size_bytes, sources, codec, is_plain=is_plain, origin=origin
-        )
+            fields["name"], size_bytes, sources, codec,
+            is_plain=is_plain, origin=origin, grouping=grouping,
+        )  # fmt: skip
     except (ValueError, TypeError, KeyError) as error:
         raise IntegrityError(f"a shard file whose identity cannot be read: {error}") from None

@@ -138,5 +138,5 @@ def _virtual(
         builder.add(key, (member,))
     # Nothing but empty objects still needs an extent, to be announced with.
     size = max(1, sources[-1].offset_bytes + sources[-1].info.size_bytes)
-    spec = ShardSpec(f"{prefix}#virtual-{number:06d}", size, sources)
+    spec = ShardSpec(f"{prefix}#virtual-{number:06d}", size, sources, grouping=prefix)
     return VirtualShard(spec, builder.build())

@@ -1,4 +1,6 @@
-"""Single extents into the arena, from the store or from the origin: one load an extent at a time.
+"""Single extents into the arena: one load an extent at a time, whatever way it comes.
+
+From the store, from the origin, or copied from another tenant's arena while its fill is under way.
 
 Whoever asks for an extent that is being loaded the same way gets its slot, or its error. Ranges of
 the origin that are asked for in one turn of the loop and lie side by side travel in one request, of
@@ -12,19 +14,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufeed.cachefs.errors import DiskLateError, GpufeedError, OriginUnavailableError, again
+from gpufeed.cachefs.arena.pool import SlotPool
+from gpufeed.cachefs.errors import (
+    DiskLateError,
+    GpufeedError,
+    IntegrityError,
+    OriginUnavailableError,
+    PastEndError,
+    RetryableError,
+    again,
+)
+from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.filltools import FillTools
 from gpufeed.cachefs.inflight import Urgency
-from gpufeed.cachefs.placement import works_of_extents, zero_ranges
+from gpufeed.cachefs.placement import extent_length, works_of_extents, zero_ranges
 from gpufeed.cachefs.sources import ShardSource
 from gpufeed.cachefs.tasks import finished
 
 _LOG = logging.getLogger("gpufeed.loads")
+
+
+class LentElsewhereError(RetryableError):
+    """The extent cannot be copied from another's fill any more. No client is told of it."""
+
+
+class _Way(enum.Enum):
+    STORE = "store"
+    ORIGIN = "origin"
+    LENT = "lent"
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +55,7 @@ class _Flight:
     """One extent under way."""
 
     extent: int
-    from_store: bool
+    way: _Way
     waiters: list[asyncio.Future[int]] = field(default_factory=list)
     companions: list[_Flight] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -58,20 +81,47 @@ class Loads:
             IntegrityError, StorageError: the store would not give it; see `ShardStore.read_extent`.
             GpufeedError: the origin would not.
         """
-        digest = source.spec.digest
+        if not from_store:
+            return await self._load(source, _Flight(extent, _Way.ORIGIN), self._ask_origin)
+
+        def launch(source: ShardSource, flight: _Flight) -> None:
+            self._start([flight], self._from_store(source, flight), source.spec.digest)
+
+        return await self._load(source, _Flight(extent, _Way.STORE), launch)
+
+    async def load_lent(self, source: ShardSource, extent: int, fill: Fill, pool: SlotPool) -> int:
+        """The slot of a copy of an extent that another's fill brings into `pool`, held.
+
+        Raises:
+            LentElsewhereError: it has gone from there, or will not come.
+            PastEndError: the shard has no such extent.
+            IntegrityError: its bytes are wrong.
+        """
+
+        def launch(source: ShardSource, flight: _Flight) -> None:
+            copying = self._from_lender(source, flight, fill, pool)
+            self._start([flight], copying, source.spec.digest)
+
+        return await self._load(source, _Flight(extent, _Way.LENT), launch)
+
+    async def _load(
+        self, source: ShardSource, mine: _Flight, launch: Callable[[ShardSource, _Flight], None]
+    ) -> int:
+        digest, extent = source.spec.digest, mine.extent
+        pool = self._tools.pool
         while True:
-            slot = self._tools.pool.find(digest, extent)
+            slot = pool.find(digest, extent)
             if slot is not None:
                 return slot
             flight = self._flights.get((digest, extent))
             if flight is None:
-                flight = self._flights[(digest, extent)] = _Flight(extent, from_store)
-                self._launch(source, flight)
+                flight = self._flights[(digest, extent)] = mine
+                launch(source, flight)
             elif flight.is_given_up:
                 assert flight.task is not None, "given up before it began"
                 await asyncio.wait([flight.task])
                 continue
-            elif flight.from_store != from_store:
+            elif flight.way is not mine.way:
                 # It comes another way: its error would not be ours, its bytes are.
                 with contextlib.suppress(GpufeedError):
                     return await self._wait(flight)
@@ -94,11 +144,8 @@ class Loads:
 
     # --- sending ------------------------------------------------------------------------------
 
-    def _launch(self, source: ShardSource, flight: _Flight) -> None:
+    def _ask_origin(self, source: ShardSource, flight: _Flight) -> None:
         digest = source.spec.digest
-        if flight.from_store:
-            self._start([flight], self._from_store(source, flight), digest)
-            return
         if digest not in self._unsent:
             self._unsent[digest] = (source, [])
             asyncio.get_running_loop().call_soon(self._send, digest)
@@ -137,7 +184,7 @@ class Loads:
 
         task.add_done_callback(over)
 
-    # --- the two ways -------------------------------------------------------------------------
+    # --- the ways -----------------------------------------------------------------------------
 
     async def _from_store(self, source: ShardSource, flight: _Flight) -> None:
         digest = source.spec.digest
@@ -155,6 +202,27 @@ class Loads:
             pool.drop(slot)
             raise
         pool.drop(slot)
+
+    async def _from_lender(
+        self, source: ShardSource, flight: _Flight, fill: Fill, lender: SlotPool
+    ) -> None:
+        digest, extent, pool = source.spec.digest, flight.extent, self._tools.pool
+        # Our own slot first: the lender's is held for no longer than it takes to copy it.
+        slot = await self._allocate(digest, extent, None)
+        try:
+            theirs = await _lent(fill, lender, extent)
+            try:
+                # No more than the extent: what lies behind it is of other shards of the lender's.
+                length = self._tools.extent_bytes
+                if fill.spec.is_sized:
+                    length = extent_length(fill.spec, extent, length)
+                pool.view(slot)[:length] = lender.view(theirs)[:length]
+            finally:
+                lender.drop(theirs)
+            self._tools.metrics.add("tenant_copied_bytes_total", length)
+            self._arrived(flight, slot)
+        finally:
+            pool.drop(slot)
 
     async def _from_origin(self, source: ShardSource, flights: Sequence[_Flight]) -> None:
         tools, spec = self._tools, source.spec
@@ -231,6 +299,23 @@ class Loads:
             task.cancel()
         if tasks:
             await finished(asyncio.gather(*tasks, return_exceptions=True))
+
+
+async def _lent(fill: Fill, lender: SlotPool, extent: int) -> int:
+    """The lender's slot with the extent, held."""
+    slot = lender.table.find(fill.spec.digest, extent)
+    if slot is not None:
+        lender.hold(slot)
+        return slot
+    if fill.has_passed(extent) or fill.has_failed:
+        raise LentElsewhereError(f"extent {extent} of {fill.spec.name} is not lent any more")
+    try:
+        return await fill.take(extent)
+    except (IntegrityError, PastEndError):
+        raise
+    except GpufeedError as error:
+        # Why is the lender's business.
+        raise LentElsewhereError(f"{fill.spec.name} is not lent any more") from error
 
 
 def _error_of(task: asyncio.Task[None]) -> GpufeedError:

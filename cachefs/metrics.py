@@ -93,6 +93,9 @@ METRICS: dict[str, Metric] = {
             "arena_elsewhere_bytes", "gauge", "Arenas of earlier daemons that clients still map."
         ),
         Metric("heap_bytes", "gauge", "The daemon's own memory, at the last session (resident)."),
+        Metric("access_checks_total", "counter", "Objects looked up with a tenant's credentials."),
+        Metric("access_refused_total", "counter", "Cached shards that a tenant may not read."),
+        Metric("tenant_copied_bytes_total", "counter", "Bytes copied from another tenant's fill."),
         Metric("sessions", "gauge", "Sessions open."),
         Metric("sessions_total", "counter", "Sessions ever opened."),
         Metric("published_bytes_total", "counter", "Bytes published to sessions."),
@@ -104,7 +107,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Metrics:
-    """The values. One instance a daemon."""
+    """The values. One instance a daemon; its tenants keep `MetricsPart`s of it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,3 +132,22 @@ class Metrics:
         """All values at one instant."""
         with self._lock:
             return dict(self._values)
+
+
+class MetricsPart(Metrics):
+    """What one of several keeps of the same metrics: a gauge is the sum of what its parts set.
+
+    Counters are the whole's, and `get` tells the whole's value.
+    """
+
+    def __init__(self, whole: Metrics) -> None:
+        self._lock = whole._lock
+        self._values = whole._values
+        self._own: dict[str, float] = {}
+
+    def set(self, name: str, value: float) -> None:
+        """Set this part of a gauge."""
+        assert METRICS[name].kind == "gauge", name
+        with self._lock:
+            self._values[name] += value - self._own.get(name, 0.0)
+            self._own[name] = value

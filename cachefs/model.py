@@ -57,6 +57,8 @@ class ShardSpec:
         is_sized: the length is known. No part of the identity.
         origin: the endpoint it is of, where that is not the configured one: the same address and
             etag may be other bytes elsewhere.
+        grouping: of a virtual shard, what its samples' keys leave out of their addresses. Another
+            identity than one object as a shard of its own, whose samples lie within it.
         is_plain: read as a file, so nobody looks for samples in it. Another identity than the same
             bytes as a dataset's shard, whose readers must find its samples with it.
     """
@@ -68,6 +70,7 @@ class ShardSpec:
     is_sized: bool = True
     is_plain: bool = False
     origin: str = ""
+    grouping: str = ""
     # Asked for many times while a shard is filled and read, and dear for what it is.
     _digest: str = field(default="", init=False, repr=False, compare=False)
 
@@ -90,6 +93,8 @@ class ShardSpec:
             state.update(b"plain\n")
         if self.origin:
             state.update(f"origin\0{self.origin}\n".encode())
+        if self.grouping:
+            state.update(f"grouping\0{self.grouping}\n".encode())
         return state.hexdigest()
 
     def sized(self, size_bytes: int) -> ShardSpec:

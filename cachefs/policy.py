@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from gpufeed.cachefs.farthest import UNWANTED_S, Farthest
 from gpufeed.cachefs.nextuse import NextUses
-from gpufeed.cachefs.shares import NOBODY, Limits, Shares, Standing
+from gpufeed.cachefs.shares import NOBODY, Mask, Shares, Standing
 
 # Shards looked at in one decision: a bound for its time, met only where hundreds are leased.
 LOOKS_MAX = 256
@@ -188,7 +188,7 @@ class PlanPolicy:
     def grow(self, want: Want, more_bytes: int) -> bool:
         """See `Policy`. Nothing is evicted for it."""
         limits = self._shares.limits(want.standing, more_bytes)
-        if limits.refusal or limits.own_short_bytes > 0:
+        if limits.refusal or limits.own_short_bytes > 0 or limits.tenant_short_bytes > 0:
             return False
         self._shares.charge(want.standing, more_bytes)
         return True
@@ -223,7 +223,8 @@ class PlanPolicy:
         number = self._uses.find(digest)
         if number is None or not self._farthest.is_here(number):
             return
-        if self._shares.is_of(number, standing):
+        if self._shares.is_of(number, standing) or self._shares.is_anothers(number, standing):
+            # Who had it fetched pays for it, whoever else opens it: it could be evicted by them.
             return
         self._shares.adopt(number, standing)
         self._farthest.renew(number, now_s)
@@ -255,7 +256,14 @@ class PlanPolicy:
         short_bytes = want.size_bytes - available_bytes
         try:
             if limits.own_short_bytes > 0:
-                search.take_own(limits, now_s)
+                search.take_own(
+                    self._shares.of_group(limits.group), limits.own_short_bytes, now_s,
+                    is_recency=limits.is_recency,
+                )  # fmt: skip
+            if limits.tenant_short_bytes > 0 and not search.refusal:
+                search.take_own(
+                    self._shares.of_tenant(want.standing), limits.tenant_short_bytes, now_s
+                )
             if not search.refusal and search.room_bytes < short_bytes:
                 if self._shares.is_shared:
                     search.take_shared(short_bytes, now_s)
@@ -326,25 +334,29 @@ class _Search:
         if self.room_bytes < short_bytes:
             self.refusal = f"the {LOOKS_MAX} shards needed last are leased or too small"
 
-    def take_own(self, limits: Limits, now_s: float) -> None:
-        """Victims of the newcomer's own group, until its quota holds the newcomer."""
-        group = self._shares.of_group(limits.group)
+    def take_own(
+        self, mine: Mask, short_bytes: int, now_s: float, *, is_recency: bool = False
+    ) -> None:
+        """Victims among those that count for the newcomer's own quota, until that holds it."""
+        size_bytes = self._shares.size_bytes
+        room_bytes = sum(size_bytes(number) for number in self.victims if mine[number])
         # Above the quota already: it was lowered, or claimed shards count for it since.
-        over_bytes = limits.own_short_bytes - self._want.size_bytes
-        if limits.is_recency:
-            candidates = self._farthest.oldest_of(group, LOOKS_MAX)
+        over_bytes = short_bytes - self._want.size_bytes
+        if is_recency:
+            candidates = self._farthest.oldest_of(mine, LOOKS_MAX)
         else:
             needed_s = self._needed_s(now_s) if over_bytes <= 0 else 0.0
-            best = self._farthest.best_of(group, now_s, LOOKS_MAX)
+            best = self._farthest.best_of(mine, now_s, LOOKS_MAX)
             candidates = [number for number, horizon_s in best if horizon_s > needed_s]
         for number in candidates:
-            if self.room_bytes >= limits.own_short_bytes:
+            if room_bytes >= short_bytes:
                 return
             self._hidden.append((number, self._farthest.hide(number)))
-            if self.room_bytes < over_bytes:
+            if room_bytes < over_bytes:
                 self.surplus.append(number)
             self._take(number)
-        if self.room_bytes < limits.own_short_bytes:
+            room_bytes += size_bytes(number)
+        if room_bytes < short_bytes:
             self.refusal = "its quota is taken by shards that are leased, or needed no later"
 
     def take_shared(self, short_bytes: int, now_s: float) -> None:

@@ -85,7 +85,7 @@ class RangeReader:
 
     def _is_stored(self) -> bool:
         store = self._tools.store
-        if store.lookup(self._digest) is None:
+        if store.lookup(self._digest) is None or not self._tools.may_share(self._digest):
             self._let_go()
             return False
         if not self._leased:

@@ -148,7 +148,9 @@ class Session:
         connection = Connection.open(socket_path, timeout_s)
         try:
             said = hello(window_bytes=window_bytes, whole=whole, token=token, held=held)
-            connection.send(wire.pack(Kind.HELLO, wire.pack_json(said.pack())), timeout_s)
+            # Refused at the door, it is closed already; why lies there to be read.
+            with contextlib.suppress(DaemonUnavailableError):
+                connection.send(wire.pack(Kind.HELLO, wire.pack_json(said.pack())), timeout_s)
             message, descriptors = connection.wait(time.monotonic() + timeout_s)
             if message.kind is Kind.ERROR:
                 raise wire.unpack_error(message.json())

@@ -1,11 +1,13 @@
 """Reads one shard for one session, extent by extent, from whichever tier has it.
 
 `extent(i)` finds the extent in the arena, reads it from the store (verified before it is shown), or
-takes it from the shard's fill. What a reader missed of a fill it gets from the store once that is
-committed, or by a range request of its own.
+takes it from the shard's fill; from another tenant's it is copied. What a reader missed of a fill
+it gets from the store once that is committed, or by a range request of its own.
 
 Invariants:
     - every slot that `extent` returns is held once for the caller, who drops it;
+    - what another tenant brought, to the store or into its arena, is served only to a tenant that
+      was seen to have access (`FillTools.may_share`); else its own credentials fetch the shard;
     - a shard found wrong on disk is quarantined and filled again; the reader does not notice.
 
 Owned by the daemon's loop.
@@ -18,6 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpufeed.cachefs.borrowed import BorrowedFill
 from gpufeed.cachefs.errors import GpufeedError, IntegrityError, PastEndError, StorageError, again
 from gpufeed.cachefs.fill import Fill
 from gpufeed.cachefs.fills import Fills
@@ -30,6 +33,8 @@ from gpufeed.cachefs.sources import ShardSource
 
 # A shard found wrong again right after its refill means a disk or memory that lies.
 REFILLS_MAX = 2
+# Past the end of any shard: a reader that has all of it holds up nobody.
+_THE_END = 1 << 60
 
 
 class ShardReader:
@@ -43,7 +48,7 @@ class ShardReader:
         self._fills = fills
         self._loads = loads
         self._digest = source.spec.digest
-        self._fill: Fill | None = None
+        self._fill: Fill | BorrowedFill | None = None
         self._leased = False
         self._refills = 0
         # A new token whenever the shard was looked up anew: several extents are sought at once,
@@ -79,7 +84,7 @@ class ShardReader:
         """Lease the stored shard, or join its fill, to go on with `extent`."""
         store = self._tools.store
         stored = store.lookup(self._digest)
-        if stored is None or past_store:
+        if stored is None or past_store or not self._tools.may_share(self._digest):
             self._fill = self._fills.join(self._source, self, extent)
             return
         if not self._source.spec.is_sized:
@@ -192,14 +197,16 @@ class ShardReader:
             return
         self._attachment = object()
         fill = self._fill
-        if fill is not None and fill.verified.done() and not fill.has_failed:
+        if fill is not None and fill.verified.done() and fill.verified.exception() is None:
             self._set_index(fill.sample_index)
             self._index_is_whole = True
         self._detach()
         self._attach(extent, past_store=past_store)
 
-    async def _from_fill(self, fill: Fill, extent: int) -> int | None:
+    async def _from_fill(self, fill: Fill | BorrowedFill, extent: int) -> int | None:
         """A slot, or None: look the shard up anew (it is stored now, or another fill has it)."""
+        if isinstance(fill, BorrowedFill) and fill.is_lost:
+            return None
         fill.advance(self, extent)
         if fill.has_failed:
             raise again(fill.verified.exception())
@@ -207,7 +214,8 @@ class ShardReader:
             return await fill.take(extent)
         if fill.is_cached:
             await fill.decided()
-            if self._tools.store.lookup(self._digest) is not None:
+            is_stored = self._tools.store.lookup(self._digest) is not None
+            if is_stored and self._tools.may_share(self._digest):
                 return None
         if self._fills.has_another(fill, extent):
             return None
@@ -258,11 +266,17 @@ class ShardReader:
         Raises:
             IntegrityError: its checksum is wrong; what was read of it must not be trusted.
         """
-        if self._fill is not None:
+        while (fill := self._fill) is not None:
+            fill.advance(self, _THE_END)
             try:
-                await asyncio.shield(self._fill.verified)
+                await asyncio.shield(fill.verified)
             except GpufeedError as error:
-                raise again(error) from None
+                if not (isinstance(fill, BorrowedFill) and fill.is_lost):
+                    raise again(error) from None
+                # Nobody will say whether it is right as a whole: it is fetched once more for that.
+                self._reattach(self._attachment, 0)
+            else:
+                return
 
     def close(self) -> None:
         """Let go of the store's lease and of the fill. Slots are the caller's own."""

@@ -2,9 +2,9 @@
 
 Each resident or admitted shard counts for one **group** (the longest configured prefix that its
 address begins with, or the ad-hoc corner, or none) and for one tenant. Quotas and the corner are
-hard limits of a group. A tenant's fair share is the capacity divided among the tenants that hold
-or want something, by weight; it is no limit: what others leave free may be taken, and is what is
-taken back first.
+hard limits of a group, and a tenant may have a hard limit too. A tenant's fair share is the
+capacity divided among the tenants that hold or want something, by weight; it is no limit: what
+others leave free may be taken, and is what is taken back first.
 
 Bytes are charged when a shard is admitted, not when it has arrived, so limits hold at any moment.
 """
@@ -47,6 +47,22 @@ class Standing:
 NOBODY = Standing()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantShare:
+    """What one tenant may have.
+
+    Attributes:
+        weight: of its fair share, relative to the others'.
+        quota_bytes: its hard limit; 0: none.
+    """
+
+    weight: float = 1.0
+    quota_bytes: int = 0
+
+
+_PLAIN_SHARE = TenantShare()
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a newcomer's group says.
@@ -54,20 +70,33 @@ class Limits:
     Attributes:
         group: its number.
         own_short_bytes: to be evicted of the same group before the newcomer may enter.
+        tenant_short_bytes: to be evicted of the same tenant before it may enter.
         is_recency: within the group the newest goes before the oldest, whatever plans say.
         refusal: why it can never enter; empty if it can.
     """
 
     group: int
     own_short_bytes: int = 0
+    tenant_short_bytes: int = 0
     is_recency: bool = False
     refusal: str = ""
 
 
 class Shares:
-    """See the top of the file. Numbers are those of `gpufeed.cachefs.nextuse`."""
+    """See the top of the file. Numbers are those of `gpufeed.cachefs.nextuse`.
 
-    def __init__(self, config: PolicyConfig, capacity_bytes: int) -> None:
+    Args:
+        config: quotas, pins and the ad-hoc corner.
+        capacity_bytes: of the store.
+        tenants: by name; those not named have a weight of 1 and no quota.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        capacity_bytes: int,
+        tenants: Mapping[str, TenantShare] | None = None,
+    ) -> None:
         self._capacity_bytes = capacity_bytes
         rules = sorted(config.rules, key=lambda rule: len(rule.prefix), reverse=True)
         self._prefixes = [rule.prefix for rule in rules]
@@ -75,7 +104,7 @@ class Shares:
         self._quota_bytes.extend(rule.quota_bytes for rule in rules)
         self._pinned = np.array([False, False, *(rule.pinned for rule in rules)])
         self._stays = np.array([False, True, *(rule.pinned for rule in rules)])
-        self._weights: Mapping[str, float] = config.weights
+        self._shares: Mapping[str, TenantShare] = tenants or {}
         self._group_bytes: collections.Counter[int] = collections.Counter()
         self._tenants: dict[str, int] = {}
         self._tenant_bytes: collections.Counter[int] = collections.Counter()
@@ -182,13 +211,21 @@ class Shares:
         """What the newcomer's group allows."""
         group = self.group_of(standing)
         quota_bytes = self._quota_bytes[group]
+        tenant_short_bytes = 0
+        tenant_bytes = self._shares.get(standing.tenant, _PLAIN_SHARE).quota_bytes
+        if tenant_bytes:
+            if size_bytes > tenant_bytes:
+                what = f"the quota of the tenant {standing.tenant}, {format_bytes(tenant_bytes)}"
+                return Limits(group, refusal=f"larger than {what}")
+            held_bytes = self._tenant_bytes[self.tenant_of(standing)]
+            tenant_short_bytes = max(0, held_bytes + size_bytes - tenant_bytes)
         if group == _NO_GROUP or (group != _ADHOC and quota_bytes == 0):
-            return Limits(group)
+            return Limits(group, tenant_short_bytes=tenant_short_bytes)
         if size_bytes > quota_bytes:
             what = "the ad-hoc corner" if group == _ADHOC else f"the quota of {standing.url}"
             return Limits(group, refusal=f"larger than {what}, {format_bytes(quota_bytes)}")
         own_short_bytes = max(0, self._group_bytes[group] + size_bytes - quota_bytes)
-        return Limits(group, own_short_bytes, is_recency=group == _ADHOC)
+        return Limits(group, own_short_bytes, tenant_short_bytes, is_recency=group == _ADHOC)
 
     def stays(self, number: int) -> bool:
         """Nobody else's need moves the resident shard: it is pinned, or in the ad-hoc corner."""
@@ -217,6 +254,16 @@ class Shares:
         mask: Mask = self._group == group
         return mask
 
+    def of_tenant(self, standing: Standing) -> Mask:
+        """Which numbers count for a tenant; only those of resident shards mean anything."""
+        mask: Mask = self._tenant == self.tenant_of(standing)
+        return mask
+
+    def is_anothers(self, number: int, standing: Standing) -> bool:
+        """The resident shard is charged to another tenant, and not to nobody."""
+        held_by = self._tenant[number]
+        return bool(held_by not in (self.tenant_of(NOBODY), self.tenant_of(standing)))
+
     @property
     def is_shared(self) -> bool:
         """More than one tenant holds something."""
@@ -224,7 +271,7 @@ class Shares:
 
     def _share_bytes(self, among: set[int]) -> dict[int, float]:
         names = {number: name for name, number in self._tenants.items()}
-        weights = {number: self._weights.get(names[number], 1.0) for number in among}
+        weights = {n: self._shares.get(names[n], _PLAIN_SHARE).weight for n in among}
         total = sum(weights.values())
         return {number: self._capacity_bytes * weight / total for number, weight in weights.items()}
 

@@ -41,18 +41,21 @@ class ShardSource:
         options: of its origin: endpoint and credentials.
         make_indexer: finds its samples.
         adhoc: it is read as a file, outside of any dataset.
+        tenant: whose reader it is for.
     """
 
     spec: ShardSpec
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     make_indexer: MakeIndexer
     adhoc: bool = False
+    tenant: str = ""
 
     @property
     def standing(self) -> Standing:
         """Whose the shard is, for the policy."""
         sources = self.spec.sources
-        return Standing(sources[0].info.url if sources else self.spec.name, adhoc=self.adhoc)
+        url = sources[0].info.url if sources else self.spec.name
+        return Standing(url, self.tenant, self.adhoc)
 
 
 class KnownIndexer:

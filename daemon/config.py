@@ -10,6 +10,9 @@ where it is from. Nothing else in gpufeed reads configuration. From weakest to s
 4. ``GPUFEED_<SECTION>_<NAME>``;
 5. flags.
 
+Tenants are tables of the file, ``[tenants.NAME]``, and nothing else sets them
+(`gpufeed.daemon.tenantconfig`).
+
 A name that does not exist is an error, with the one that was probably meant. Key, secret and token
 are one credential: a stronger source of any of them silences the ``OSS_*`` variables for all three,
 and so does an ``origin.credentials`` that takes them from elsewhere.
@@ -18,6 +21,7 @@ and so does an ``origin.credentials`` that takes them from elsewhere.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import tomllib
@@ -27,11 +31,21 @@ from typing import Any
 
 from gpufeed.cachefs.config import SCHEME, ArenaConfig, OriginConfig, PolicyConfig, StoreConfig
 from gpufeed.cachefs.errors import ConfigError
+from gpufeed.cachefs.origin.oss_address import foreign_origin
 from gpufeed.daemon.machine import Derived, Machine
 from gpufeed.daemon.settingvalues import Key, keys_of, nearest, read_value
+from gpufeed.daemon.tenantconfig import (
+    SECTION,
+    TenantConfig,
+    check_together,
+    tenant_keys,
+    tenant_names,
+    uids_of,
+)
 
 DEFAULT_FILE = "/etc/gpufeed/gpufeed.toml"
 CONFIG_VARIABLE = "GPUFEED_CONFIG"
+SOCKET_MODES = ("0600", "0660", "0666")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _FLAG_DEST = "setting:"
 _OSS_VARIABLES = {
@@ -55,9 +69,12 @@ class DaemonConfig:
 
     Attributes:
         socket_path: where sessions are accepted.
+        socket_mode: who may connect to it, and to tenants' own sockets, as far as permissions say.
+        uids: users that may connect, where users mean something; empty: not asked.
         http_host: address of the metrics and health endpoint.
         http_port: 0 = any free one, -1 = none.
         allow: prefixes of the addresses that clients may read; an embedded daemon allows all.
+        endpoints: further endpoints that clients may name; an embedded daemon asks any.
         linger_s: how long an embedded daemon stays after its last session.
         sessions_max: sessions open at a time.
         memory_bytes: for arenas, earlier daemons' arenas that are still mapped, and the heap; 0:
@@ -66,9 +83,12 @@ class DaemonConfig:
     """
 
     socket_path: str = ""
+    socket_mode: str = "0600"
+    uids: tuple[str, ...] = ()
     http_host: str = "127.0.0.1"
     http_port: int = 9478
     allow: tuple[str, ...] = ("oss://", "s3://")
+    endpoints: tuple[str, ...] = ()
     linger_s: float = 10.0
     sessions_max: int = 1024
     memory_bytes: int = 0
@@ -84,6 +104,14 @@ class DaemonConfig:
             -1 <= self.http_port <= 65535,
             f"daemon.http_port is {self.http_port}; it must be 0 to 65535, or -1 for none",
         )
+        _require(
+            self.socket_mode in SOCKET_MODES,
+            f"daemon.socket_mode is {self.socket_mode!r}; it must be one of "
+            f"{', '.join(SOCKET_MODES)}",
+        )
+        uids_of("daemon.uids", self.uids)
+        for endpoint in self.endpoints:
+            foreign_origin(endpoint, "")
         for prefix in self.allow:
             _require(
                 SCHEME.match(prefix) is not None,
@@ -114,19 +142,29 @@ class Settings:
     arena: ArenaConfig
     daemon: DaemonConfig
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    tenants: tuple[TenantConfig, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The settings, where each value is from (``section.name`` to words), and the file read."""
+    """The settings, where each value is from (``section.name`` to words), and the file read.
+
+    Attributes:
+        keys: all of them, those of the tenants after the others.
+    """
 
     settings: Settings
     provenance: Mapping[str, str]
     config_path: str | None
+    keys: Mapping[str, Key]
 
     def value(self, full_name: str) -> Any:
         """The value of ``section.name``."""
-        section, _, name = full_name.partition(".")
+        section, _, name = full_name.rpartition(".")
+        head, _, tenant = section.partition(".")
+        if head == SECTION:
+            (found,) = (one for one in self.settings.tenants if one.name == tenant)
+            return getattr(found, name)
         return getattr(getattr(self.settings, section), name)
 
 
@@ -195,8 +233,11 @@ def load_settings(
     path = named or environ.get(CONFIG_VARIABLE) or None
     if path is None and os.path.exists(DEFAULT_FILE):
         path = DEFAULT_FILE
+    content = _file_content(path)
+    tenants = tenant_names(content, f"file {path}")
+    keys = {**KEYS, **tenant_keys(tenants)}
     layers = [
-        *_from_file(path),
+        *_from_file(content, f"file {path}"),
         *_from_environment(environ),
         *_from_flags(arguments),
         *((name, value, "flag") for name, value in (flags or {}).items()),
@@ -204,13 +245,13 @@ def load_settings(
     values: dict[str, Any] = {}
     provenance: dict[str, str] = {}
     for full_name, value, source in layers:
-        key = _known(full_name, source)
+        key = _known(keys, full_name, source)
         values[full_name] = read_value(key, value, source)
         provenance[full_name] = source
     _fill_from_oss_variables(values, provenance, environ)
-    settings = _build(values, provenance, machine)
-    everywhere = {name: provenance.get(name, "default") for name in KEYS}
-    return LoadedSettings(settings, everywhere, path)
+    settings = _Builder(keys, values, provenance).build(machine, tenants)
+    everywhere = {name: provenance.get(name, "default") for name in keys}
+    return LoadedSettings(settings, everywhere, path, keys)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -218,48 +259,50 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def _known(full_name: str, source: str) -> Key:
+def _known(keys: Mapping[str, Key], full_name: str, source: str) -> Key:
     """The key, or an error that names the one that was probably meant."""
-    key = KEYS.get(full_name)
+    key = keys.get(full_name)
     if key is not None:
         return key
-    section, _, name = full_name.partition(".")
-    if section not in _SLICES:
-        meant = nearest(section, _SLICES)
-        hint = f"did you mean [{meant}]?" if meant else f"there are {', '.join(_SLICES)}"
+    section, _, name = full_name.rpartition(".")
+    names = [key.name for key in keys.values() if key.section == section]
+    if not names:
+        sections = (*_SLICES, SECTION)
+        meant = nearest(section, sections)
+        hint = f"did you mean [{meant}]?" if meant else f"there are {', '.join(sections)}"
         raise ConfigError(f"unknown section [{section}] ({source}); {hint}")
-    names = [key.name for key in KEYS.values() if key.section == section]
     meant = nearest(name, names)
     hint = f"did you mean {section}.{meant}?" if meant else f"there are {', '.join(names)}"
     raise ConfigError(f"unknown setting {full_name} ({source}); {hint}")
 
 
-def _from_file(path: str | None) -> Iterator[tuple[str, Any, str]]:
+def _file_content(path: str | None) -> dict[str, Any]:
     if path is None:
-        return
+        return {}
     try:
         with open(path, "rb") as file:
-            content = tomllib.load(file)
+            return tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    source = f"file {path}"
+
+
+def _from_file(content: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any, str]]:
     for section, items in content.items():
         if not isinstance(items, dict):
             raise ConfigError(
                 f"{section} stands outside of a section ({source}); settings belong under "
                 f"{', '.join(f'[{name}]' for name in _SLICES)}"
             )
-        if not items:
-            _known_section(section, source)
-        for name, value in items.items():
-            yield f"{section}.{name}", value, source
-
-
-def _known_section(section: str, source: str) -> None:
-    if section not in _SLICES:
-        _known(f"{section}.", source)
+        if not items and section not in (*_SLICES, SECTION):
+            _known(KEYS, f"{section}.", source)
+        tables = {section: items}
+        if section == SECTION:
+            tables = {f"{section}.{name}": table for name, table in items.items()}
+        for table, settings in tables.items():
+            for name, value in settings.items():
+                yield f"{table}.{name}", value, source
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
@@ -268,6 +311,8 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
         if not variable.startswith("GPUFEED_"):
             continue
         source = f"environment variable {variable}"
+        if variable.startswith(f"GPUFEED_{SECTION.upper()}_"):
+            raise ConfigError(f"unknown {source}; tenants are set in the file, [{SECTION}.NAME]")
         if variable in variables:
             yield variables[variable], value, source
         elif not _SERVICE_LINK.fullmatch(variable):
@@ -303,33 +348,64 @@ def _fill_from_oss_variables(
             provenance[full_name] = f"environment variable {variable}"
 
 
-def _build(values: dict[str, Any], provenance: dict[str, str], machine: Machine) -> Settings:
-    """Validate, deriving what was not given; a range error says where the value is from."""
+class _Builder:
+    """Validates values, deriving what was not given; a range error says where the value is from."""
 
-    def derive(full_name: str, derived: Derived[Any]) -> None:
-        values[full_name] = derived.value
-        provenance[full_name] = f"derived: {derived.how}"
+    def __init__(
+        self, keys: Mapping[str, Key], values: dict[str, Any], provenance: dict[str, str]
+    ) -> None:
+        self._keys = keys
+        self._values = values
+        self._provenance = provenance
 
-    def made(section: str) -> Any:
-        own = {KEYS[n].name: v for n, v in values.items() if KEYS[n].section == section}
+    def build(self, machine: Machine, tenants: tuple[str, ...]) -> Settings:
+        """All slices."""
+        self._derive(machine)
+        settings = Settings(
+            self._made("origin", OriginConfig), self._made("store", StoreConfig),
+            self._made("arena", ArenaConfig), self._made("daemon", DaemonConfig),
+            self._made("policy", PolicyConfig),
+            tuple(self._made(f"{SECTION}.{name}", TenantConfig, name=name) for name in tenants),
+        )  # fmt: skip
+        with self._located():
+            check_together(
+                settings.tenants, arena=settings.arena, allow=settings.daemon.allow,
+                socket_path=settings.daemon.socket_path,
+            )  # fmt: skip
+        return settings
+
+    def _derive(self, machine: Machine) -> None:
+        values = self._values
+        if not values.get("daemon.socket_path"):
+            self._derived("daemon.socket_path", machine.socket_path())
+        if "daemon.memory_bytes" not in values:
+            self._derived("daemon.memory_bytes", machine.memory_limit())
+        if "store.path" not in values:
+            self._derived("store.path", machine.cache_path())
+        if "arena.size_bytes" not in values:
+            extent = values.get("arena.extent_bytes", KEYS["arena.extent_bytes"].default)
+            self._derived("arena.size_bytes", machine.arena_bytes(max(1, extent)))
+        if "store.capacity_bytes" not in values:
+            self._made("store", StoreConfig)  # the ratio is checked before it is used
+            ratio = values.get("store.free_floor_ratio", KEYS["store.free_floor_ratio"].default)
+            path = values["store.path"]
+            self._derived("store.capacity_bytes", machine.capacity_bytes(path, ratio))
+
+    def _derived(self, full_name: str, derived: Derived[Any]) -> None:
+        self._values[full_name] = derived.value
+        self._provenance[full_name] = f"derived: {derived.how}"
+
+    def _made(self, section: str, cls: type, **fixed: str) -> Any:
+        keys = self._keys
+        own = {keys[n].name: v for n, v in self._values.items() if keys[n].section == section}
+        with self._located():
+            return cls(**own, **fixed)
+
+    @contextlib.contextmanager
+    def _located(self) -> Iterator[None]:
         try:
-            return _SLICES[section](**own)
+            yield
         except ConfigError as error:
-            sources = [f"{n}: {source}" for n, source in provenance.items() if n in str(error)]
+            sources = [f"{n}: {from_}" for n, from_ in self._provenance.items() if n in str(error)]
             where = f" ({'; '.join(sources)})" if sources else ""
             raise ConfigError(f"{error}{where}") from None
-
-    if not values.get("daemon.socket_path"):
-        derive("daemon.socket_path", machine.socket_path())
-    if "daemon.memory_bytes" not in values:
-        derive("daemon.memory_bytes", machine.memory_limit())
-    if "store.path" not in values:
-        derive("store.path", machine.cache_path())
-    if "arena.size_bytes" not in values:
-        extent = values.get("arena.extent_bytes", KEYS["arena.extent_bytes"].default)
-        derive("arena.size_bytes", machine.arena_bytes(max(1, extent)))
-    if "store.capacity_bytes" not in values:
-        made("store")  # the ratio is checked before it is used
-        ratio = values.get("store.free_floor_ratio", KEYS["store.free_floor_ratio"].default)
-        derive("store.capacity_bytes", machine.capacity_bytes(values["store.path"], ratio))
-    return Settings(made("origin"), made("store"), made("arena"), made("daemon"), made("policy"))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from gpufeed.cachefs.errors import ConfigError
 from gpufeed.cachefs.origin.oss_address import Address, cautions
-from gpufeed.daemon.config import KEYS, LoadedSettings, add_config_flags, load_settings
+from gpufeed.daemon.config import LoadedSettings, add_config_flags, load_settings
 from gpufeed.daemon.settingvalues import show_value
 from gpufeed.daemon.startchecks import excess, refusals, taken
 
@@ -47,7 +47,7 @@ def command(argv: list[str]) -> int:
 def _as_toml(loaded: LoadedSettings) -> str:
     lines = [f"# file: {loaded.config_path or 'none'}"]
     section = ""
-    for full_name, key in KEYS.items():
+    for full_name, key in loaded.keys.items():
         if key.section != section:
             section = key.section
             lines += ["", f"[{section}]"]
@@ -60,7 +60,7 @@ def _as_toml(loaded: LoadedSettings) -> str:
 
 def _as_json(loaded: LoadedSettings) -> str:
     values = {}
-    for full_name, key in KEYS.items():
+    for full_name, key in loaded.keys.items():
         value = loaded.value(full_name)
         values[full_name] = {
             "value": show_value(key, value) if key.secret else value,
@@ -98,7 +98,10 @@ def _notes(loaded: LoadedSettings) -> Iterator[str]:
                     "it; end it with / to mean what lies under it"
                 )
     if not settings.origin.endpoint:
-        yield "origin.endpoint is not set: clients must name one for oss:// in storage_options"
+        yield (
+            "origin.endpoint is not set: clients must name one of the cloud's own, or of "
+            "daemon.endpoints, for oss:// in storage_options"
+        )
         return
     try:
         yield from cautions(Address.of(settings.origin), settings.origin)

@@ -3,17 +3,22 @@
 The decisions are in `gpufeed.cachefs.listing`; here is the I/O, once a dataset and daemon, not once
 a rank: sessions that ask for the same thing at the same time share the answer, and the training
 process itself never speaks to the network.
+
+Each tenant has its own `Datasets`. What it learns of a shard without reading it (how many samples,
+how long a compressed one is) it is told only if it may read the shard (`gpufeed.cachefs.access`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpufeed.cachefs import urls as addresses
+from gpufeed.cachefs.access import Access
 from gpufeed.cachefs.cache import KnownIndexer, ShardCache, ShardSource
 from gpufeed.cachefs.errors import (
     AccessDeniedError,
@@ -25,9 +30,10 @@ from gpufeed.cachefs.errors import (
 from gpufeed.cachefs.listing import guess_kind, manifest_hash, tar_shards, virtual_shards
 from gpufeed.cachefs.model import ObjectInfo, ShardSpec
 from gpufeed.cachefs.origin.engine import OriginEngine
-from gpufeed.cachefs.origin.oss_address import foreign_origin
+from gpufeed.cachefs.origin.oss_address import foreign_origin, is_cloud
 from gpufeed.cachefs.sampleindex import SampleIndex
 from gpufeed.cachefs.sources import Indexer
+from gpufeed.cachefs.store.catalog import StoredShard
 from gpufeed.cachefs.store.store import ShardStore
 from gpufeed.cachefs.tarscan import TarIndexer
 from gpufeed.cachefs.units import MIB, format_bytes
@@ -38,6 +44,9 @@ OBJECTS_MAX = 20_000_000
 # Shards filled ahead of the one being indexed.
 INDEX_AHEAD_SHARDS = 3
 KINDS = ("auto", "tar", "loose")
+# Sample counts of shards that were read and not kept.
+COUNTED_MAX = 1 << 16
+_CREDENTIAL = frozenset({"credentials", "key", "secret", "token", "role_arn"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,29 +69,64 @@ class OpenDataset:
     sources: tuple[ShardSource, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What the sessions of one tenant may ask of origins.
+
+    Attributes:
+        tenant: its name; empty: there is only one.
+        allow: prefixes of addresses.
+        endpoint: the daemon's, by which shards' identities are told apart.
+        endpoints: further ones that clients may name beside the cloud's own; None: any.
+        options: what of the origin is the tenant's own, as `OriginEngine` takes it.
+    """
+
+    tenant: str = ""
+    allow: tuple[str, ...] = ()
+    endpoint: str = ""
+    endpoints: tuple[str, ...] | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
 class Datasets:
-    """All datasets open in a daemon. Owned by its loop."""
+    """All datasets that a tenant has open. Owned by the daemon's loop.
+
+    Args:
+        engine: of the daemon.
+        store: of the daemon.
+        rights: of the tenant.
+        extent_bytes: the size of a slot.
+        decompress: compressed tars are kept and served as plain ones.
+        access: which shards of the store the tenant may have; None: all.
+        ids: numbers of datasets, no two of a daemon alike.
+    """
 
     def __init__(
         self,
         engine: OriginEngine,
         store: ShardStore,
+        rights: Rights,
         *,
-        allow: Sequence[str],
         extent_bytes: int,
         decompress: bool = True,
-        endpoint: str = "",
+        access: Access | None = None,
+        ids: Iterator[int] | None = None,
     ) -> None:
         self.engine = engine
         self._store = store
-        self._allow = tuple(allow)
+        self._rights = rights
         self._extent_bytes = extent_bytes
         self._decompress = decompress
-        self._endpoint = endpoint
-        self._ids = itertools.count(1)
+        self._access = access
+        self._ids = ids if ids is not None else itertools.count(1)
         self._opening: dict[Wanted, asyncio.Task[OpenDataset]] = {}
-        # Sample counts of shards that could not be kept, so that they are not read again for it.
-        self._counted: dict[str, int] = {}
+        # Of shards that could not be kept, so that they are not read again for it.
+        self._counted: collections.OrderedDict[str, int] = collections.OrderedDict()
+
+    @property
+    def tenant(self) -> str:
+        """Whose they are; empty: there is only one tenant."""
+        return self._rights.tenant
 
     async def open(self, wanted: Wanted) -> OpenDataset:
         """List the dataset.
@@ -115,13 +159,19 @@ class Datasets:
     def _size(self, source: ShardSource) -> int:
         if source.spec.is_sized:
             return source.spec.size_bytes
-        stored = self._store.lookup(source.spec.digest)
+        stored = self._stored(source.spec.digest)
         return source.spec.size_bytes if stored is None else stored.size_bytes
+
+    def _stored(self, digest: str) -> StoredShard | None:
+        """What the store says of a shard that the tenant may read."""
+        if self._access is not None and not self._access.is_proven(digest):
+            return None
+        return self._store.lookup(digest)
 
     def _count(self, source: ShardSource) -> int:
         if isinstance(source.make_indexer, _Known):
             return len(source.make_indexer.index)
-        stored = self._store.lookup(source.spec.digest)
+        stored = self._stored(source.spec.digest)
         if stored is not None and stored.sample_count is not None:
             return stored.sample_count
         return self._counted.get(source.spec.digest, -1)
@@ -134,8 +184,20 @@ class Datasets:
         for done, source in enumerate(missing):
             for following in missing[done + 1 : done + 1 + INDEX_AHEAD_SHARDS]:
                 cache.prefetch(following)
-            self._counted[source.spec.digest] = await _read_through(cache, source)
+            await cache.permit(source)
+            if self._count(source) < 0:
+                self._note_count(source.spec.digest, await _read_through(cache, source))
             progress(done + 1, len(missing))
+
+    def _note_count(self, digest: str, count: int) -> None:
+        self._counted[digest] = count
+        if len(self._counted) > COUNTED_MAX:
+            self._counted.popitem(last=False)
+
+    def note_access(self, source: ShardSource) -> None:
+        """Every object of the shard has just been looked up with the tenant's credentials."""
+        if self._access is not None:
+            self._access.note(source.spec.digest)
 
     async def _open(self, wanted: Wanted) -> OpenDataset:
         if wanted.kind not in KINDS:
@@ -143,7 +205,7 @@ class Datasets:
         named = [addresses.normalise(url) for url in addresses.expand(list(wanted.urls))]
         if not named:
             raise UsageError("no address was given")
-        options = dict(wanted.options)
+        options = self.options(wanted.options)
         for url in named:
             self.check_allowed(url)
         infos = await self._look_up(named, options)
@@ -158,6 +220,10 @@ class Datasets:
             ]
         specs = [source.spec for source in sources]
         self._check_capacity(specs)
+        headed = {url for url in named if not url.endswith("/")}
+        for source in sources:
+            if all(part.info.url in headed for part in source.spec.sources):
+                self.note_access(source)
         return OpenDataset(next(self._ids), kind, manifest_hash(specs), tuple(sources))
 
     def origin_of(self, options: Mapping[str, str]) -> str:
@@ -166,7 +232,36 @@ class Datasets:
         Raises:
             ConfigError: the endpoint among the options is no address.
         """
-        return foreign_origin(options.get("endpoint", ""), self._endpoint)
+        return foreign_origin(options.get("endpoint", ""), self._rights.endpoint)
+
+    def options(self, asked: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """A client's storage options with what is the tenant's own.
+
+        Credentials are replaced as a whole: a key of one and a token of another are no credential.
+
+        Raises:
+            AccessDeniedError: the client names an endpoint that this daemon does not ask.
+            ConfigError: it is no address.
+        """
+        given = dict(asked)
+        endpoint = given.get("endpoint", "")
+        if endpoint and not self._asks(endpoint):
+            raise AccessDeniedError(
+                f"this daemon does not ask {endpoint}: what answers there could say anything of "
+                "any object, and would be shown the daemon's credentials; add it to "
+                "daemon.endpoints, or use an embedded daemon (GPUFEED_DAEMON=off)"
+            )
+        own = dict(self._rights.options)
+        if _CREDENTIAL & given.keys():
+            own = {name: value for name, value in own.items() if name not in _CREDENTIAL}
+        return own | given
+
+    def _asks(self, endpoint: str) -> bool:
+        rights = self._rights
+        if rights.endpoints is None or is_cloud(endpoint):
+            return True
+        known = (rights.endpoint, rights.options.get("endpoint", ""), *rights.endpoints)
+        return any(one and not foreign_origin(endpoint, one) for one in known)
 
     def check_allowed(self, url: str) -> None:
         """Whether clients may read this address.
@@ -174,11 +269,15 @@ class Datasets:
         Raises:
             AccessDeniedError: they may not.
         """
-        if not any(url.startswith(prefix) for prefix in self._allow):
-            raise AccessDeniedError(
-                f"this daemon may not read {url}: it serves {', '.join(self._allow) or 'nothing'}; "
-                "add the prefix to daemon.allow, or use an embedded daemon (GPUFEED_DAEMON=auto)"
-            )
+        allow, tenant = self._rights.allow, self._rights.tenant
+        if any(url.startswith(prefix) for prefix in allow):
+            return
+        setting = f"tenants.{tenant}.allow" if tenant else "daemon.allow"
+        whose = f"for the tenant {tenant} " if tenant else ""
+        raise AccessDeniedError(
+            f"this daemon may not read {url}: {whose}it serves {', '.join(allow) or 'nothing'}; "
+            f"add the prefix to {setting}, or use an embedded daemon (GPUFEED_DAEMON=auto)"
+        )
 
     async def _look_up(self, named: Sequence[str], options: Mapping[str, str]) -> list[ObjectInfo]:
         infos: list[ObjectInfo] = []
@@ -219,7 +318,9 @@ class Datasets:
     ) -> list[ShardSource]:
         if kind == "tar":
             return [
-                ShardSource(spec=spec, options=options, make_indexer=_tar_indexer)
+                ShardSource(
+                    spec=spec, options=options, make_indexer=_tar_indexer, tenant=self.tenant
+                )
                 for spec in tar_shards(infos, decompress=self._decompress)
             ]
         prefix = named[0] if named[0].endswith("/") else named[0].rpartition("/")[0] + "/"
@@ -230,7 +331,12 @@ class Datasets:
             extent_bytes=self._extent_bytes,
         )
         return [
-            ShardSource(spec=shard.spec, options=options, make_indexer=_Known(shard.index))
+            ShardSource(
+                spec=shard.spec,
+                options=options,
+                make_indexer=_Known(shard.index),
+                tenant=self.tenant,
+            )
             for shard in shards
         ]
 

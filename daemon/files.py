@@ -180,7 +180,9 @@ class SessionFiles:
                 f"{info.etag}; open it again to read the new version"
             )
         number = next(self._numbers)
-        self._files[number] = _File(self._source(info, options))
+        source = self._source(info, options)
+        self._datasets.note_access(source)
+        self._files[number] = _File(source)
         return {"file": number, "size": info.size_bytes, "etag": info.etag}
 
     async def _read(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -195,6 +197,7 @@ class SessionFiles:
             await self._lender.take_credit()
         file.users += 1
         try:
+            await self._cache.permit(file.source)
             reader = self._reader(number, file)
             slot, _ = await reader.extent(extent)
         except BaseException:
@@ -218,8 +221,9 @@ class SessionFiles:
         if self._cache.tools.store.lookup(spec.digest) is None:
             spec = replace(spec, is_plain=True)
         return ShardSource(
-            spec=spec, options=options, make_indexer=_no_indexer, adhoc=spec.is_plain
-        )
+            spec=spec, options=options, make_indexer=_no_indexer, adhoc=spec.is_plain,
+            tenant=self._datasets.tenant,
+        )  # fmt: skip
 
     def _reader(self, number: int, file: _File) -> RangeReader:
         if file.reader is None:
@@ -242,7 +246,7 @@ class SessionFiles:
         """The checked address and storage options of a request.
 
         Raises:
-            AccessDeniedError: this daemon does not serve the address.
+            AccessDeniedError: this daemon does not serve the address, or not from that endpoint.
             UsageError: it is none, or the options are none.
         """
         url = value.get("url")
@@ -250,7 +254,7 @@ class SessionFiles:
             raise ProtocolError("a request for a file without its address")
         url = addresses.normalise(url, working_directory="/")
         self._datasets.check_allowed(url)
-        return url, dict(options_of(value))
+        return url, self._datasets.options(options_of(value))
 
 
 def _is_container(url: str) -> bool:

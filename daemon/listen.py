@@ -69,8 +69,12 @@ def is_taken(socket_path: str) -> bool:
     return False
 
 
-def bind(socket_path: str) -> socket.socket:
+def bind(socket_path: str, mode: int = 0o600) -> socket.socket:
     """Bind and listen. The caller holds the socket's lock.
+
+    Args:
+        socket_path: where.
+        mode: who may connect, as far as permissions say.
 
     Raises:
         OperatorError: the path is too long, or the directory is not ours.
@@ -85,7 +89,7 @@ def bind(socket_path: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path)
         sock.bind(socket_path)
-        os.chmod(socket_path, 0o600)
+        os.chmod(socket_path, mode)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
@@ -94,11 +98,14 @@ def bind(socket_path: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def listening(socket_path: str, *, wait: bool = False) -> Iterator[socket.socket]:
+def listening(
+    socket_path: str, *, wait: bool = False, mode: int = 0o600
+) -> Iterator[socket.socket]:
     """A listening socket for the life of a daemon; the path is removed afterwards.
 
     Args:
         socket_path: where to listen; its directory is made, private, if missing.
+        mode: of the socket, see `bind`.
         wait: let a daemon that is ending finish first, instead of refusing.
 
     Raises:
@@ -114,7 +121,7 @@ def listening(socket_path: str, *, wait: bool = False) -> Iterator[socket.socket
             "with --socket"
         )
     try:
-        sock = bind(socket_path)
+        sock = bind(socket_path, mode)
         try:
             yield sock
         finally:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.cache import ShardCache, ShardReader, ShardSource
@@ -41,6 +41,9 @@ PREFETCH_SHARDS_MAX = 64
 PREFETCH_BYTES_MAX = 1024 * MIB
 PREFETCH_FILLS_MAX = 3
 PLAN_POSITIONS_MAX = 1 << 24
+
+
+_Result = TypeVar("_Result")
 
 
 class Outlet(Protocol):
@@ -215,6 +218,7 @@ class Publisher:
             self._prefetch_turn.set()
 
     async def _publish(self, position: int, source: ShardSource) -> None:
+        await self._timed(self._cache.permit(source))
         reader = self._cache.open(source)
         # Of a compressed shard that was never read, as many as there are at its origin.
         self._tell_rate(-(-source.spec.size_bytes // self._cache.tools.extent_bytes))
@@ -303,7 +307,7 @@ class Publisher:
             shard.samples_sent += len(index)
             shard.last_end_bytes = int(index.ends()[-1])
 
-    async def _timed(self, found: Awaitable[bool]) -> bool:
+    async def _timed(self, found: Awaitable[_Result]) -> _Result:
         begin_s = self._clock.monotonic_s()
         self._demand.seeking(True, begin_s)
         try:

@@ -94,7 +94,9 @@ class Requests:
         digests = (source.spec.digest for source in dataset.sources)
         self._book.claim(self._session, dataset.dataset_id, digests)
         self._cache.tools.store.adopt(
-            (source.spec.digest, source.standing) for source in dataset.sources
+            (source.spec.digest, source.standing)
+            for source in dataset.sources
+            if self._cache.tools.may_share(source.spec.digest)
         )
         return self._describe(dataset)
 

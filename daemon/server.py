@@ -1,4 +1,8 @@
-"""Accepting sessions, and what they share: one `SessionServer` a daemon.
+"""Accepting sessions at all doors of a daemon: one `SessionServer` a daemon.
+
+A door is a listening socket: the daemon's own, and one for each tenant that has one
+(`gpufeed.daemon.admission`). Which door a session came to is all that is known of it until it has
+said HELLO.
 
 Sessions count until they have given everything back, those included that the daemon has ended while
 their clients still look at what they hold. Ending is in two steps: `stop` serves nobody any more,
@@ -13,19 +17,17 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 from collections.abc import Callable
 
 from gpufeed.cachefs import wire
-from gpufeed.cachefs.cache import ShardCache
 from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.errors import CapacityError
+from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.plan import PlanBook
 from gpufeed.cachefs.wire import Kind
-from gpufeed.daemon.datasets import Datasets
-from gpufeed.daemon.memory import ArenaMemory, heap_reserved_bytes
+from gpufeed.daemon.admission import COMMON_DOOR
 from gpufeed.daemon.session import ServerSession
-from gpufeed.daemon.windows import Windows
+from gpufeed.daemon.tenants import Tenants
 
 _LOG = logging.getLogger("gpufeed.server")
 
@@ -33,38 +35,29 @@ ACCEPT_PAUSE_S = 0.5
 
 
 class SessionServer:
-    """Accepts sessions on a listening socket, which it owns from `start` on.
+    """Accepts sessions on listening sockets, which it owns from `start` on.
 
     Args:
-        cache: of the daemon.
-        datasets: of the daemon.
+        tenants: whose sessions they are.
         book: of all plans.
+        metrics: of the daemon.
         clock: for rates.
         sessions_max: open at a time.
-        memory_bytes: for everything (`gpufeed.daemon.memory`); 0: no limit but the arena's size.
     """
 
     def __init__(
-        self, cache: ShardCache, datasets: Datasets, book: PlanBook, *, clock: Clock,
-        sessions_max: int, memory_bytes: int = 0,
+        self, tenants: Tenants, book: PlanBook, metrics: Metrics, *, clock: Clock,
+        sessions_max: int,
     ) -> None:  # fmt: skip
-        self.cache = cache
-        self.datasets = datasets
+        self.tenants = tenants
         self.book = book
+        self.metrics = metrics
         self.clock = clock
-        arena = cache.tools.pool.arena
-        self.windows = Windows(arena.slot_count, arena.extent_bytes)
-        # Without a limit only the arena has one, and an earlier one may be as large.
-        limit_bytes = memory_bytes or sys.maxsize
-        self.heap_bytes_max = limit_bytes - arena.size_bytes
-        arenas_bytes = memory_bytes - heap_reserved_bytes(memory_bytes) or 2 * arena.size_bytes
-        tools = cache.tools
-        self.memory = ArenaMemory(arenas_bytes, tools.pool, self.windows, tools.metrics)
         self._sessions_max = sessions_max
         self._sessions: dict[int, ServerSession] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._numbers = 0
-        self._listener: socket.socket | None = None
+        self._listeners: dict[str, socket.socket] = {}
         self.on_count: Callable[[int], None] = lambda _: None
 
     @property
@@ -72,48 +65,61 @@ class SessionServer:
         """Sessions open."""
         return len(self._sessions)
 
-    def start(self, listener: socket.socket) -> None:
-        """Accept from now on."""
+    def start(self, listener: socket.socket, door: str = COMMON_DOOR) -> None:
+        """Accept at this door from now on."""
         listener.setblocking(False)
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+        self._listeners[door] = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, door)
 
     def stop_accepting(self) -> None:
-        """Close the listener. Open sessions go on."""
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+        """Close the listeners. Open sessions go on."""
+        for listener in self._listeners.values():
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+        self._listeners.clear()
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _accept(self, door: str) -> None:
+        listener = self._listeners[door]
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except BlockingIOError:
             return
         except OSError as shortage:
             # Out of descriptors: the connection stays in the queue, and we would be called at once.
             _LOG.warning("no session can be accepted for now: %s", shortage)
             loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listener.fileno())
-            loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
+            loop.remove_reader(listener.fileno())
+            loop.call_later(ACCEPT_PAUSE_S, self._accept_again, door)
             return
         sock.setblocking(False)
-        if len(self._sessions) >= self._sessions_max:
-            error = CapacityError(
-                f"{self._sessions_max} sessions are open already: raise daemon.sessions_max"
-            )
-            with sock, contextlib.suppress(OSError):  # it may be gone already
-                sock.send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(error))))
+        refusal = self._refusal(door)
+        if refusal is not None:
+            _turn_away(sock, refusal)
             return
         self._numbers += 1
-        self._sessions[self._numbers] = ServerSession(self._numbers, sock, self)
-        self.cache.tools.metrics.add("sessions_total")
+        self._sessions[self._numbers] = ServerSession(self._numbers, sock, self, door)
+        self.metrics.add("sessions_total")
         self._count()
 
-    def _accept_again(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+    def _refusal(self, door: str) -> CapacityError | None:
+        """Why one more connection has no place here."""
+        if len(self._sessions) >= self._sessions_max:
+            return CapacityError(
+                f"{self._sessions_max} sessions are open already: raise daemon.sessions_max"
+            )
+        # Whoever says nothing has a place too: it must not be one of another tenant's.
+        limit = self.tenants.door_limit(door)
+        here = sum(session.door == door for session in self._sessions.values()) if limit else 0
+        if limit and here >= limit:
+            return CapacityError(
+                f"{limit} connections are open at {door} already: raise its tenant's sessions_max"
+            )
+        return None
+
+    def _accept_again(self, door: str) -> None:
+        listener = self._listeners.get(door)
+        if listener is not None:
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, door)
 
     def ending(self, task: asyncio.Task[None]) -> None:
         """Keep a session's closing task until it is done."""
@@ -126,7 +132,7 @@ class SessionServer:
             self._count()
 
     def _count(self) -> None:
-        self.cache.tools.metrics.set("sessions", len(self._sessions))
+        self.metrics.set("sessions", len(self._sessions))
         self.on_count(len(self._sessions))
 
     async def stop(self) -> None:
@@ -140,3 +146,12 @@ class SessionServer:
         sessions = list(self._sessions.values())
         await asyncio.gather(*(session.close() for session in sessions))
         await asyncio.gather(*self._ending)
+
+
+def _turn_away(sock: socket.socket, refusal: CapacityError) -> None:
+    """Say why, and close. What it has sent is read first, or it would see a reset instead."""
+    with sock, contextlib.suppress(OSError):  # it may be gone already
+        sock.shutdown(socket.SHUT_RD)
+        while sock.recv(wire.MESSAGE_BYTES_MAX):
+            pass
+        sock.send(wire.pack(Kind.ERROR, wire.pack_json(wire.pack_error(refusal))))

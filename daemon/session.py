@@ -25,6 +25,7 @@ import logging
 import os
 import select
 import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 from gpufeed.cachefs import wire
@@ -39,6 +40,7 @@ from gpufeed.daemon.requests import REQUEST_KINDS, Requests
 
 if TYPE_CHECKING:
     from gpufeed.daemon.server import SessionServer
+    from gpufeed.daemon.tenants import Tenant
 
 _LOG = logging.getLogger("gpufeed.session")
 
@@ -56,12 +58,19 @@ _SHORTAGES = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 # asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
 SO_PEERPIDFD = 77
+# struct ucred: process, user, group.
+_PEER_CREDENTIALS = struct.Struct("iII")
 
 
 class ServerSession:
-    """One connection, from HELLO to its close."""
+    """One connection, from HELLO to its close.
 
-    def __init__(self, number: int, sock: socket.socket, server: SessionServer) -> None:
+    Attributes:
+        door: the socket that it came to.
+    """
+
+    def __init__(self, number: int, sock: socket.socket, server: SessionServer, door: str) -> None:
+        self.door = door
         self._number = number
         self._sock = sock
         self._server = server
@@ -70,6 +79,7 @@ class ServerSession:
         self._room = asyncio.Event()
         self._room.set()
         self._window = 0
+        self._tenant: Tenant | None = None
         self._publisher: Publisher | None = None
         self._requests: Requests | None = None
         self._requests_in_flight = 0
@@ -147,34 +157,29 @@ class ServerSession:
         server = self._server
         said = Hello.unpack(value)
         protocol = agree(said)
-        require_heap(server.heap_bytes_max, server.cache.tools.metrics)
-        arena = server.cache.tools.pool.arena
+        require_heap(server.tenants.heap_bytes_max, server.metrics)
+        tenant = server.tenants.admit(self.door, said.token, _peer_uid(self._sock))
+        arena = tenant.cache.tools.pool.arena
+        arena_fd = _duplicate(arena.fd)
         try:
-            arena_fd = os.dup(arena.fd)
-        except OSError as shortage:
-            raise CapacityError(
-                f"the daemon has no descriptor for one more session: {shortage.strerror}; raise "
-                "its limit of open files (ulimit -n)"
-            ) from None
-        server.memory.begin(self._number, said.held)
-        try:
-            self._window = server.windows.grant(said.window_bytes, whole=said.whole)
-        except CapacityError as error:
+            self._enter(tenant, said)
+        except GpufeedError:
             os.close(arena_fd)
-            raise server.memory.refusal() or error from None
+            raise
         self._stop_waiting()
         self._publisher = Publisher(
-            self._number, server.cache, server.book, self,
+            self._number, tenant.cache, server.book, self,
             window_extents=self._window, clock=server.clock,
         )  # fmt: skip
         self._requests = Requests(
-            self._number, server.datasets, server.book, server.cache, self._publisher, self._hint
+            self._number, tenant.datasets, server.book, tenant.cache, self._publisher, self._hint
         )
         self._spawn(self._publisher.run())
         self._spawn(self._publisher.prefetch())
         welcome = {
             "protocol": protocol,
             "software": software(),
+            "tenant": tenant.name,
             "arena_id": arena.arena_id,
             "arena_bytes": arena.size_bytes,
             "extent_bytes": arena.extent_bytes,
@@ -182,11 +187,22 @@ class ServerSession:
         }
         self._send(wire.pack(Kind.WELCOME, wire.pack_json(welcome)), arena_fd)
 
+    def _enter(self, tenant: Tenant, said: Hello) -> None:
+        """Count as one of the tenant's sessions, and get a window of its arena."""
+        tenant.enter()
+        self._tenant = tenant
+        tenant.memory.begin(self._number, said.held)
+        try:
+            self._window = tenant.windows.grant(said.window_bytes, whole=said.whole)
+        except CapacityError as error:
+            raise tenant.memory.refusal() or error from None
+
     def _dropped(self, value: dict[str, Any]) -> None:
         arena_id = value.get("arena_id")
         if not isinstance(arena_id, str):
             raise ProtocolError("DROPPED does not say which arena")
-        self._server.memory.dropped(self._number, arena_id)
+        assert self._tenant is not None, "it came before HELLO"
+        self._tenant.memory.dropped(self._number, arena_id)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:
@@ -208,7 +224,8 @@ class ServerSession:
         if self._has_joined:
             raise ProtocolError("JOIN came twice")
         self._has_joined = True
-        self._server.book.join(self._number, job)
+        assert self._tenant is not None, "it came before HELLO"
+        self._server.book.join(self._number, self._tenant.job(job))
 
     def _forecast(self, requests: Requests, body: bytes) -> None:
         dataset_id, shard_ids, anew = wire.unpack_forecast(body)
@@ -385,8 +402,11 @@ class ServerSession:
             self._publisher = None
             if self._requests is not None:
                 self._requests.close()
-            self._server.windows.give_back(self._window)
-        self._server.memory.end(self._number)
+        tenant, self._tenant = self._tenant, None
+        if tenant is not None:
+            tenant.windows.give_back(self._window)
+            tenant.memory.end(self._number)
+            tenant.leave()
         self._server.book.drop(self._number)
         for _, descriptor in self._outbox:
             _close(descriptor)
@@ -415,6 +435,23 @@ def _peer_pidfd(sock: socket.socket) -> int:
     except OSError:
         # Not known to this kernel; or the process is gone already, and so is its end of the socket.
         return -1
+
+
+def _peer_uid(sock: socket.socket) -> int:
+    """The user that connected, as this user namespace shows it."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(found)
+    return int(uid)
+
+
+def _duplicate(arena_fd: int) -> int:
+    try:
+        return os.dup(arena_fd)
+    except OSError as shortage:
+        raise CapacityError(
+            f"the daemon has no descriptor for one more session: {shortage.strerror}; raise its "
+            "limit of open files (ulimit -n)"
+        ) from None
 
 
 def _has_hung_up(sock: socket.socket) -> bool:

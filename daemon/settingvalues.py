@@ -19,7 +19,8 @@ from gpufeed.cachefs.errors import ConfigError
 from gpufeed.cachefs.units import format_bytes, parse_bytes
 
 Kind = Literal["bytes", "int", "float", "bool", "str", "list"]
-SECRETS = frozenset(("origin.key", "origin.secret", "origin.token"))
+# In whatever section.
+SECRET_NAMES = frozenset(("key", "secret", "token"))
 _BOOLEANS = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,
@@ -66,7 +67,7 @@ class Key:
     @property
     def secret(self) -> bool:
         """Never to be printed."""
-        return self.full_name in SECRETS
+        return self.name in SECRET_NAMES
 
 
 def keys_of(slices: Mapping[str, type]) -> dict[str, Key]:

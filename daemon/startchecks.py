@@ -21,10 +21,12 @@ from gpufeed.cachefs.origin.tls import client_context
 from gpufeed.cachefs.store.directory import CacheDirectory
 from gpufeed.cachefs.store.files import DiskFiles
 from gpufeed.cachefs.units import MIB, format_bytes
+from gpufeed.daemon.admission import read_tokens
 from gpufeed.daemon.config import LoadedSettings
 from gpufeed.daemon.listen import SOCKET_PATH_BYTES_MAX, is_taken
 from gpufeed.daemon.machine import Machine, nearest_existing
 from gpufeed.daemon.memory import heap_reserved_bytes
+from gpufeed.daemon.tenantconfig import SECTION
 
 # Less is a slip of the unit: no shard is that small.
 QUOTA_BYTES_MIN = MIB
@@ -46,12 +48,14 @@ def refusals(loaded: LoadedSettings) -> Iterator[ConfigError]:
     settings, provenance = loaded.settings, loaded.provenance
     yield from _origin_refusals(loaded)
     yield from _memory_refusals(loaded)
-    path_bytes = len(os.fsencode(settings.daemon.socket_path))
-    if path_bytes > SOCKET_PATH_BYTES_MAX:
-        yield ConfigError(
-            f"daemon.socket_path is {path_bytes} bytes long "
-            f"({provenance['daemon.socket_path']}); the system allows {SOCKET_PATH_BYTES_MAX}"
-        )
+    for name, socket_path in _sockets(loaded):
+        path_bytes = len(os.fsencode(socket_path))
+        if path_bytes > SOCKET_PATH_BYTES_MAX:
+            yield ConfigError(
+                f"{name} is {path_bytes} bytes long ({provenance[name]}); the system allows "
+                f"{SOCKET_PATH_BYTES_MAX}"
+            )
+    yield from _token_refusals(loaded)
     for prefix, quota_bytes in settings.policy.quota_bytes.items():
         if quota_bytes < QUOTA_BYTES_MIN:
             yield ConfigError(
@@ -59,6 +63,34 @@ def refusals(loaded: LoadedSettings) -> Iterator[ConfigError]:
                 f"({provenance['policy.quotas']}); it must be at least "
                 f"{format_bytes(QUOTA_BYTES_MIN)}"
             )
+
+
+def _sockets(loaded: LoadedSettings) -> Iterator[tuple[str, str]]:
+    """The setting's name and the path of each socket."""
+    yield "daemon.socket_path", loaded.settings.daemon.socket_path
+    for tenant in loaded.settings.tenants:
+        if tenant.socket_path:
+            yield f"{SECTION}.{tenant.name}.socket_path", tenant.socket_path
+
+
+def _token_refusals(loaded: LoadedSettings) -> Iterator[ConfigError]:
+    owners: dict[str, str] = {}
+    for tenant in loaded.settings.tenants:
+        if not tenant.token_file:
+            continue
+        name = f"{SECTION}.{tenant.name}.token_file"
+        try:
+            tokens = read_tokens(tenant.token_file)
+        except ConfigError as error:
+            yield ConfigError(f"{name}: {error} ({loaded.provenance[name]})")
+            continue
+        for token in tokens:
+            owner = owners.setdefault(token, tenant.name)
+            if owner != tenant.name:
+                yield ConfigError(
+                    f"{name} has a token that {owner} has too: each is of one tenant, or nobody "
+                    "could come by it"
+                )
 
 
 def _memory_refusals(loaded: LoadedSettings) -> Iterator[ConfigError]:
@@ -142,19 +174,18 @@ def taken(loaded: LoadedSettings) -> Iterator[GpufeedError]:
                 CacheDirectory(path, DiskFiles()).check()
             except OperatorError as error:
                 yield error
-    socket_path = settings.daemon.socket_path
-    folder = os.path.dirname(socket_path) or "."
-    why = _why_not_writable(folder)
-    if why:
-        yield ConfigError(
-            f"daemon.socket_path {socket_path} ({provenance['daemon.socket_path']}): {folder} "
-            f"cannot be written: {why}"
-        )
-    elif is_taken(socket_path):
-        yield OperatorError(
-            f"another gpufeed daemon listens at {socket_path}; stop it, or choose another path "
-            "with --socket"
-        )
+    for name, socket_path in _sockets(loaded):
+        folder = os.path.dirname(socket_path) or "."
+        why = _why_not_writable(folder)
+        if why:
+            yield ConfigError(
+                f"{name} {socket_path} ({provenance[name]}): {folder} cannot be written: {why}"
+            )
+        elif is_taken(socket_path):
+            yield OperatorError(
+                f"another gpufeed daemon listens at {socket_path}; stop it, or choose another path "
+                "with --socket"
+            )
     if settings.daemon.http_port > 0:
         yield from _port_taken(settings.daemon.http_host, settings.daemon.http_port)
 

@@ -1,9 +1,9 @@
 """`gpufeed daemon`: builds the parts from the settings, runs them, and ends them in order.
 
-Order of starting: arena, store (recovers, locks its directory), origin engine (own thread), cache,
-sessions, HTTP. Ending is the reverse, and every part waits for what it started: after a SIGTERM or
-Ctrl-C no process, thread, socket or temporary file is left. A kill -9 leaves a cache directory that
-the next daemon serves and a socket path that it replaces.
+Order of starting: store (recovers, locks its directory), origin engine (own threads), the tenants'
+arenas and caches, sessions, HTTP. Ending is the reverse, and every part waits for what it started:
+after a SIGTERM or Ctrl-C no process, thread, socket or temporary file is left. A kill -9 leaves a
+cache directory that the next daemon serves and a socket path that it replaces.
 
 An **embedded** daemon was started by a loader for itself. It ends `linger_s` after its last session
 closed, holding the socket's lock while it looks for the last time and closes its listener, so that
@@ -29,12 +29,9 @@ import uvloop
 
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.arena.memfd import Arena
-from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.cache import ShardCache
 from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.errors import GpufeedError
-from gpufeed.cachefs.filltools import FillTools
-from gpufeed.cachefs.inflight import InFlight
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.nextuse import NextUses
 from gpufeed.cachefs.origin.engine import OriginEngine
@@ -44,15 +41,15 @@ from gpufeed.cachefs.shares import Shares
 from gpufeed.cachefs.store.store import ShardStore
 from gpufeed.cachefs.units import format_bytes
 from gpufeed.daemon import http
+from gpufeed.daemon.admission import Admission
 from gpufeed.daemon.config import Settings, add_config_flags, load_settings
-from gpufeed.daemon.datasets import Datasets
 from gpufeed.daemon.listen import listening
 from gpufeed.daemon.server import SessionServer
 from gpufeed.daemon.startchecks import excess, require_startable
+from gpufeed.daemon.tenantparts import TenantParts
+from gpufeed.daemon.tenants import Tenants
 
 _LOG = logging.getLogger("gpufeed.daemon")
-ALLOW_ALL = ("",)
-PARTS_PER_ARENA_MIN = 16
 # How long an embedded daemon waits for whoever started it.
 FIRST_SESSION_S = 15.0
 # Shards that expire together leave together.
@@ -60,7 +57,11 @@ EXPIRY_PAUSE_S = 1.0
 
 
 class Daemon:
-    """The running parts, for whoever embeds or tests a daemon in its own loop."""
+    """The running parts, for whoever embeds or tests a daemon in its own loop.
+
+    Attributes:
+        cache: of the only tenant, or the first one.
+    """
 
     def __init__(self, server: SessionServer, cache: ShardCache, metrics: Metrics) -> None:
         self.server = server
@@ -71,26 +72,30 @@ class Daemon:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, listener: socket.socket, *, embedded: bool
-) -> AsyncIterator[Daemon]:
+    settings: Settings, listener: socket.socket, *, embedded: bool,
+    doors: Mapping[str, socket.socket] | None = None,
+) -> AsyncIterator[Daemon]:  # fmt: skip
     """A daemon that serves `listener` until the block ends.
+
+    Args:
+        settings: all of them.
+        listener: the common door.
+        embedded: started by a loader for itself: it reads what its user may.
+        doors: of tenants, by their paths.
 
     Raises:
         GpufeedError: a part could not start; those before it are ended.
     """
     metrics = Metrics()
     clock = SystemClock()
-    extent_bytes = settings.arena.extent_bytes
     async with AsyncExitStack() as stack:
-        arena = Arena(settings.arena)
-        stack.callback(arena.close)
-        metrics.set("arena_locked_bytes", arena.locked_bytes)
+        arenas: list[Arena] = []
+        stack.callback(_close_all, arenas)
         uses = NextUses()
         store = ShardStore.open(
-            settings.store, extent_bytes=extent_bytes, metrics=metrics, clock=clock,
+            settings.store, extent_bytes=settings.arena.extent_bytes, metrics=metrics, clock=clock,
             policy=PlanPolicy(
-                uses, Shares(settings.policy, settings.store.capacity_bytes),
-                ttl_s=settings.policy.ttl_s,
+                uses, _shares_of(settings), ttl_s=settings.policy.ttl_s,
             ),
         )  # fmt: skip
         stack.push_async_callback(store.close)
@@ -98,42 +103,52 @@ async def running(
         engine.start()
         stack.push_async_callback(engine.close)
         book = PlanBook(uses)
-        part_bytes = part_bytes_of(settings)
-        tools = FillTools(
-            engine=engine, store=store, pool=SlotPool(arena, metrics), metrics=metrics,
-            in_flight=InFlight.of_arena(settings.arena, part_bytes=part_bytes, metrics=metrics),
-            extent_bytes=extent_bytes, part_bytes=part_bytes, pending=book.pending,
-            expansion_ratio_max=settings.store.expansion_ratio_max,
-        )  # fmt: skip
-        cache = ShardCache(tools)
-        datasets = Datasets(
-            engine, store, extent_bytes=extent_bytes,
-            allow=ALLOW_ALL if embedded else settings.daemon.allow,
-            decompress=settings.store.decompress, endpoint=settings.origin.endpoint,
-        )  # fmt: skip
+        parts = TenantParts(
+            settings, engine, store, metrics=metrics, clock=clock, book=book, embedded=embedded
+        )
+        made = parts.make_all(arenas)
+        memory_bytes = settings.daemon.memory_bytes
+        admission = Admission(settings.tenants, settings.daemon.uids)
         server = SessionServer(
-            cache, datasets, book, clock=clock, sessions_max=settings.daemon.sessions_max,
-            memory_bytes=settings.daemon.memory_bytes,
+            Tenants(made, admission, memory_bytes=memory_bytes), book, metrics, clock=clock,
+            sessions_max=settings.daemon.sessions_max,
         )  # fmt: skip
         # Read upwards. Slots that clients hold go back only when nothing can be written into them.
         stack.push_async_callback(server.close)
-        stack.push_async_callback(cache.close)
-        stack.push_async_callback(datasets.close)
+        for tenant in made:
+            stack.push_async_callback(tenant.cache.close)
+            stack.push_async_callback(tenant.datasets.close)
         stack.push_async_callback(server.stop)
-        daemon = Daemon(server, cache, metrics)
+        daemon = Daemon(server, made[0].cache, metrics)
         if settings.daemon.http_port >= 0:
             runner, daemon.http_port = await http.start(
                 http.make_app(metrics), settings.daemon.http_host, settings.daemon.http_port
             )
             stack.push_async_callback(runner.cleanup)
         server.start(listener)
+        for path, door in (doors or {}).items():
+            server.start(door, path)
+        for tenant in made:
+            arena = tenant.cache.tools.pool.arena
+            whose = f"tenant {tenant.name}: " if tenant.name else ""
+            _LOG.info("%sarena %s, %s", whose, format_bytes(arena.size_bytes), arena.lock_note)
         _LOG.info(
-            "arena %s, %s; store %s of %s", format_bytes(arena.size_bytes), arena.lock_note,
-            settings.store.path or "in memory only", format_bytes(store.capacity_bytes),
+            "store %s of %s", settings.store.path or "in memory only",
+            format_bytes(store.capacity_bytes),
         )  # fmt: skip
         expiry = asyncio.create_task(_expire(store), name="expiry")
         stack.push_async_callback(_cancelled, expiry)
         yield daemon
+
+
+def _close_all(arenas: list[Arena]) -> None:
+    for arena in arenas:
+        arena.close()
+
+
+def _shares_of(settings: Settings) -> Shares:
+    tenants = {tenant.name: tenant.share for tenant in settings.tenants}
+    return Shares(settings.policy, settings.store.capacity_bytes, tenants)
 
 
 async def _expire(store: ShardStore) -> None:
@@ -154,8 +169,15 @@ async def serve(settings: Settings, *, embedded: bool, ready_fd: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     path = settings.daemon.socket_path
-    with listening(path, wait=embedded) as listener:
-        async with running(settings, listener, embedded=embedded) as daemon:
+    mode = 0o600 if embedded else int(settings.daemon.socket_mode, 8)
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(listening(path, wait=embedded, mode=mode))
+        doors = {
+            tenant.socket_path: sockets.enter_context(listening(tenant.socket_path, mode=mode))
+            for tenant in settings.tenants
+            if tenant.socket_path
+        }
+        async with running(settings, listener, embedded=embedded, doors=doors) as daemon:
             _announce(ready_fd, {"socket": path, "http_port": daemon.http_port, "pid": os.getpid()})
             if embedded:
                 linger = Linger(settings.daemon.linger_s, stop)
@@ -163,16 +185,6 @@ async def serve(settings: Settings, *, embedded: bool, ready_fd: int) -> None:
                 linger.on_count(daemon.server.session_count)
             await stop.wait()
             _LOG.info("ending")
-
-
-def part_bytes_of(settings: Settings) -> int:
-    """The size of a request: as configured, but no more than a sixteenth of the arena.
-
-    A part's slots are taken before its first byte; several must be under way at once.
-    """
-    arena = settings.arena
-    whole_extents = max(1, arena.slot_count // PARTS_PER_ARENA_MIN)
-    return min(settings.origin.part_bytes, whole_extents * arena.extent_bytes)
 
 
 class Linger:

@@ -16,7 +16,8 @@ _REGION = re.compile(r"(?:s3\.)?oss-([a-z]{2}-[a-z0-9-]+?)(?:-internal)?\.aliyun
 _DUAL_STACK = re.compile(r"([a-z]{2}-[a-z0-9-]+)\.oss\.aliyuncs\.com")
 _PUBLIC = re.compile(r"((?:s3\.)?oss-[a-z]{2}-[a-z0-9-]+?(?<!-internal))\.aliyuncs\.com")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_CLOUD = ".aliyuncs.com"
+# Nearest points of the cloud's own network, all buckets of all regions.
+_ACCELERATED = frozenset({"oss-accelerate.aliyuncs.com", "oss-accelerate-overseas.aliyuncs.com"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,23 @@ def foreign_origin(endpoint: str, configured: str) -> str:
         _, own_host, own_port = _split(configured)
         if (host, port) == (own_host, own_port):
             return ""
-        if host.endswith(_CLOUD) and own_host.endswith(_CLOUD):
+        if _is_cloud(host) and _is_cloud(own_host):
             return ""
     return f"{host}:{port}" if port else host
+
+
+def is_cloud(endpoint: str) -> bool:
+    """Whether it is the object storage of the cloud itself.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    return _is_cloud(_split(endpoint)[1])
+
+
+def _is_cloud(host: str) -> bool:
+    # Not whatever ends like it: customers' functions and gateways have such names too.
+    return bool(_region(host)) or host in _ACCELERATED
 
 
 def region_of(endpoint: str) -> str:

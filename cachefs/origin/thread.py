@@ -34,7 +34,9 @@ from gpufeed.cachefs.origin.pool import ConnectionPool
 from gpufeed.cachefs.origin.spare import Spares
 
 ORIGINS_MAX = 256
-OPTION_NAMES = frozenset({"endpoint", "region", "key", "secret", "token"})
+OPTION_NAMES = frozenset(
+    {"endpoint", "region", "credentials", "key", "secret", "token", "role_arn"}
+)
 
 MakeOrigin = Callable[[OriginConfig], Origin]
 _Result = TypeVar("_Result")
@@ -159,9 +161,10 @@ def _overrides(options: Mapping[str, str]) -> dict[str, Any]:
     """Options replace the configuration; credentials always as a whole."""
     changes: dict[str, Any] = dict(options)
     if "key" in changes or "secret" in changes:
+        changes["credentials"] = "static"
+    if "credentials" in changes:
         for name in ("key", "secret", "token", "role_arn"):
             changes.setdefault(name, "")
-        changes["credentials"] = "static"
     if "endpoint" in changes and region_of(changes["endpoint"]):
         # Another endpoint's region is its own, not the one that was configured beside ours.
         changes.setdefault("region", "")

@@ -111,19 +111,22 @@ def test_a_sample_index_survives_packing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "is_plain", "origin"),
-    [("", True, ""), ("gzip", False, ""), ("", False, "elsewhere:80"), ("", False, "")],
+    "kept_for",
+    [
+        {"is_plain": True},
+        {"codec": "gzip"},
+        {"origin": "elsewhere:80"},
+        {"grouping": "oss://b/"},
+        {},
+    ],
+    ids=str,
 )
-def test_what_a_shard_is_kept_for_is_part_of_its_identity_and_of_its_file(
-    codec, is_plain, origin
-) -> None:
-    spec = ShardSpec(
-        SPEC.name, SPEC.size_bytes, SPEC.sources, codec, is_plain=is_plain, origin=origin
-    )
+def test_what_a_shard_is_kept_for_is_part_of_its_identity_and_of_its_file(kept_for) -> None:
+    spec = ShardSpec(SPEC.name, SPEC.size_bytes, SPEC.sources, **kept_for)
     trailer = layout.pack_trailer(spec, [1, 2], None)
     header = layout.unpack_header(layout.pack_header(spec, 4096, trailer, None))
 
     layout.unpack_trailer(header, trailer)  # it compares the digest of what it unpacked
 
     assert header.digest == spec.digest
-    assert (spec.digest == SPEC.digest) == (not codec and not is_plain and not origin)
+    assert (spec.digest == SPEC.digest) == (not kept_for)

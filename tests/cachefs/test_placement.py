@@ -96,6 +96,18 @@ def test_the_grouping_depends_on_the_listing_alone() -> None:
     assert [s.info.url for s in make()[0].spec.sources] != [info.url for info in infos[:20]]
 
 
+def test_one_object_read_in_another_way_is_another_shard() -> None:
+    """The samples kept with one are not those of the other: their number and their keys differ."""
+    infos = [ObjectInfo("oss://b/p/a.tar", 5000, "e")]
+
+    def alone(prefix: str) -> str:
+        (shard,) = virtual_shards(infos, prefix=prefix, shard_bytes=9000, extent_bytes=EXTENT)
+        return shard.spec.digest
+
+    (tar,) = tar_shards(infos)
+    assert len({tar.digest, alone("oss://b/p/"), alone("oss://b/")}) == 3
+
+
 @pytest.mark.parametrize("name", ["a.tar.xz", "b.TBZ2", "c.tar.lz4"])
 def test_a_foreign_compression_is_refused_and_not_read_as_one_loose_sample(name: str) -> None:
     with pytest.raises(UsageError, match="compressed"):

@@ -13,7 +13,7 @@ from gpufeed.cachefs.config import PolicyConfig
 from gpufeed.cachefs.farthest import CHUNK_COUNT
 from gpufeed.cachefs.nextuse import NextUses
 from gpufeed.cachefs.policy import Admit, Bypass, PlanPolicy, Restored, Want
-from gpufeed.cachefs.shares import NOBODY, Shares, Standing
+from gpufeed.cachefs.shares import NOBODY, Shares, Standing, TenantShare
 from gpufeed.cachefs.units import BLOCK_BYTES
 
 SIZE = 10 * BLOCK_BYTES
@@ -22,9 +22,10 @@ SIZE = 10 * BLOCK_BYTES
 class Node:
     """A store that does what the policy says, with room for `room` shards of one size."""
 
-    def __init__(self, room: int, **config) -> None:
+    def __init__(self, room: int, tenants=None, **config) -> None:
         self.uses = NextUses()
-        self.shares = Shares(PolicyConfig(**{"adhoc_ratio": 0.0, **config}), room * SIZE)
+        config = PolicyConfig(**{"adhoc_ratio": 0.0, **config})
+        self.shares = Shares(config, room * SIZE, tenants)
         self.policy = PlanPolicy(self.uses, self.shares)
         self.room = room
         self.held: dict[str, Standing] = {}
@@ -257,13 +258,51 @@ def test_a_tenant_below_its_share_takes_from_one_above_it_and_not_the_other_way(
 
 
 def test_weights_divide_the_store() -> None:
-    node = Node(4, tenant_weights=("red=3",))
+    node = Node(4, {"red": TenantShare(weight=3)})
     red, blue = Standing(tenant="red"), Standing(tenant="blue")
     for digest in "abcd":
         node.put(digest, red)
     for digest in "xyz":
         node.put(digest, blue)
     assert holds(node) == "bcdz"
+
+
+def test_a_tenants_quota_is_hard_and_is_made_room_for_among_its_own() -> None:
+    node = Node(6, {"red": TenantShare(quota_bytes=2 * SIZE)})
+    red, blue = Standing(tenant="red"), Standing(tenant="blue")
+    assert node.put("x", blue)
+    for digest in "abc":
+        assert node.put(digest, red)
+    assert holds(node) == "bcx", "free room does not lift a quota"
+    assert node.put("y", blue)
+    too_large = Want("d", 3 * SIZE, red)
+    refused = node.policy.decide(too_large, 9 * SIZE, now_s=node.now_s)
+    assert isinstance(refused, Bypass)
+    assert "larger than the quota of the tenant red" in refused.reason
+
+
+def test_a_tenants_quota_holds_beside_its_datasets() -> None:
+    node = Node(9, {"red": TenantShare(quota_bytes=3 * SIZE)}, quotas=(f"oss://b/={2 * SIZE}",))
+    small, other = Standing("oss://b/x", tenant="red"), Standing("oss://c/x", tenant="red")
+    for digest in "ab":
+        assert node.put(digest, small)
+    assert node.put("c", small)
+    assert holds(node) == "bc", "the dataset's quota"
+    assert node.put("d", other)
+    assert node.put("e", other)
+    assert len(node.held) == 3, "the tenant's"
+
+
+def test_opening_anothers_shard_does_not_make_it_ones_own() -> None:
+    node = Node(4)
+    red, blue = Standing(tenant="red"), Standing(tenant="blue")
+    node.put("a", red)
+    node.put("b", NOBODY)
+    for digest in "ab":
+        node.policy.adopt(digest, blue, 0.0)
+    numbers = {digest: node.uses.find(digest) for digest in "ab"}
+    assert node.shares.is_of(numbers["a"], red)
+    assert node.shares.is_of(numbers["b"], blue)
 
 
 def test_an_aborted_shard_costs_its_standing_nothing() -> None:

@@ -17,6 +17,7 @@ from gpufeed.cachefs.nextuse import NextUses
 from gpufeed.cachefs.plan import PlanBook
 from gpufeed.cachefs.wire import Kind, Message
 from gpufeed.daemon.server import SessionServer
+from gpufeed.daemon.tenants import Tenants
 
 EXTENT = 64 * 1024
 HELLO = wire.pack(Kind.HELLO, wire.pack_json({"window_bytes": 0}))
@@ -33,10 +34,11 @@ class House:
         )
         metrics = Metrics()
         self.arena = Arena(ArenaConfig(size_bytes=64 * EXTENT, extent_bytes=EXTENT))
-        pool = SlotPool(self.arena, metrics)
-        tools = SimpleNamespace(pool=pool, metrics=metrics, extent_bytes=EXTENT)
+        self.pool = SlotPool(self.arena, metrics)
+        tools = SimpleNamespace(pool=self.pool, metrics=metrics, extent_bytes=EXTENT)
+        cache = SimpleNamespace(tools=tools)
         self.server = SessionServer(
-            SimpleNamespace(tools=tools), SimpleNamespace(), PlanBook(NextUses()),
+            Tenants.alone(cache, SimpleNamespace()), PlanBook(NextUses()), metrics,
             clock=SystemClock(), sessions_max=SESSIONS_MAX,
         )  # fmt: skip
         self.counts: asyncio.Queue[int] = asyncio.Queue()

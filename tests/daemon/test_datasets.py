@@ -13,7 +13,7 @@ from gpufeed.cachefs.errors import ConfigError, NotFoundError, UsageError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.model import ObjectInfo
 from gpufeed.cachefs.store.store import ShardStore
-from gpufeed.daemon.datasets import Datasets, Wanted
+from gpufeed.daemon.datasets import Datasets, Rights, Wanted
 
 WANTED = Wanted(urls=("oss://bucket/a.tar",))
 
@@ -43,7 +43,8 @@ def datasets(engine: HeldEngine) -> Datasets:
     store = ShardStore.open(
         StoreConfig(), extent_bytes=1 << 20, metrics=Metrics(), clock=SystemClock()
     )
-    return Datasets(engine, store, allow=("oss://",), extent_bytes=1 << 20)
+    rights = Rights(allow=("oss://",), endpoint="https://oss-cn-hangzhou-internal.aliyuncs.com")
+    return Datasets(engine, store, rights, extent_bytes=1 << 20)
 
 
 async def test_sessions_that_ask_for_the_same_share_one_answer(datasets, engine) -> None:
@@ -80,7 +81,6 @@ async def test_the_same_address_at_a_strange_endpoint_is_another_shard(datasets,
         return [ObjectInfo(f"{url}a.tar", 10240, "the etag that both say")]
 
     engine.list = found
-    datasets._endpoint = "https://oss-cn-hangzhou-internal.aliyuncs.com"
 
     async def digest(**options: str) -> str:
         wanted = Wanted(urls=("oss://bucket/",), options=tuple(options.items()))

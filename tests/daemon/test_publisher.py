@@ -18,6 +18,10 @@ from gpufeed.daemon.publisher import Publisher
 EXTENTS = 200
 
 
+async def permit(source) -> None:
+    """Everybody may read everything."""
+
+
 class Book:
     """Notes the rate that it is told."""
 
@@ -90,7 +94,9 @@ async def test_work_on_extents_in_hand_is_the_sessions_time_while_the_next_is_so
     tools = SimpleNamespace(
         pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
     )
-    cache = SimpleNamespace(tools=tools, open=lambda source: reader, prefetch=lambda source: None)
+    cache = SimpleNamespace(
+        tools=tools, permit=permit, open=lambda source: reader, prefetch=lambda source: None
+    )
     publisher = Publisher(
         1, cache, book, outlet, window_extents=16, clock=SimpleNamespace(monotonic_s=lambda: now.s)
     )
@@ -123,7 +129,7 @@ async def test_each_position_ahead_is_decided_upon_once() -> None:
         pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
     )
     cache = SimpleNamespace(
-        tools=tools, open=lambda source: Reader(),
+        tools=tools, permit=permit, open=lambda source: Reader(),
         prefetch=lambda source: asked.append(source.spec.digest),
     )  # fmt: skip
     publisher = Publisher(
@@ -181,7 +187,9 @@ def at_hand(outlet: Messages, reader: Reader, window: int) -> Publisher:
     tools = SimpleNamespace(
         pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
     )
-    cache = SimpleNamespace(tools=tools, open=lambda source: reader, prefetch=lambda source: None)
+    cache = SimpleNamespace(
+        tools=tools, permit=permit, open=lambda source: reader, prefetch=lambda source: None
+    )
     publisher = Publisher(
         1, cache, Book(), outlet, window_extents=window,
         clock=SimpleNamespace(monotonic_s=lambda: 0.0),

@@ -49,7 +49,7 @@ class Book:
 
 def requests() -> Requests:
     store: Any = SimpleNamespace(adopt=lambda standings: None)
-    cache: Any = SimpleNamespace(tools=SimpleNamespace(store=store))
+    cache: Any = SimpleNamespace(tools=SimpleNamespace(store=store, may_share=lambda _: True))
     listing: Any = Listing()
     book: Any = Book()
     lender: Any = None

@@ -18,7 +18,7 @@ BUCKET = "fsspec-door"
 def test_s3_is_read_and_written_with_s3fs_options(node, seaweed, monkeypatch) -> None:
     client = {"endpoint_url": seaweed.endpoint, "region_name": "us-east-1"}
     s3 = {"key": s3_server.KEY, "secret": s3_server.SECRET, "client_kwargs": client}
-    process = node.start()
+    process = node.start(GPUFEED_DAEMON_ENDPOINTS=seaweed.endpoint)
     monkeypatch.setenv("GPUFEED_DAEMON", node.socket)
     door = GpufeedFileSystem("s3", s3, skip_instance_cache=True)
     door.mkdir(BUCKET)

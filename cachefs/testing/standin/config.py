@@ -9,12 +9,17 @@ from gpufeed.cachefs.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """One credential. With a token it is temporary; `expires_at_s` is seconds since the epoch."""
+    """One credential. With a token it is temporary; `expires_at_s` is seconds since the epoch.
+
+    `reads` are prefixes of ``bucket/key`` whose objects it may get and head; None: all. What it may
+    list is not restricted: a policy that grants listing and not reading is a common slip.
+    """
 
     key: str
     secret: str = field(repr=False)
     token: str = field(default="", repr=False)
     expires_at_s: float | None = None
+    reads: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,6 +181,7 @@ class Verifier:
         additional = [n for n in fields.get("AdditionalHeaders", "").split(";") if n]
         canonical = _canonical(request, request.query, additional)
         self._compare_v4(key, scope, stamp, canonical, fields.get("Signature", ""))
+        _check_rights(key, request)
 
     def _check_v4_query(self, request: Request, now_s: float, expired: bool) -> None:
         stamp = request.argument("x-oss-date") or ""
@@ -197,6 +198,7 @@ class Verifier:
         query = tuple(pair for pair in request.query if pair[0] != "x-oss-signature")
         canonical = _canonical(request, query, [n for n in named.split(";") if n])
         self._compare_v4(key, scope, stamp, canonical, request.argument("x-oss-signature") or "")
+        _check_rights(key, request)
 
     def _scope(self, credential: str) -> tuple[str, str, str]:
         parts = credential.split("/")
@@ -239,6 +241,7 @@ class Verifier:
         token = headers.get("x-oss-security-token") or headers.get("security-token")
         key = self._key(name.strip(), token, now_s, expired)
         self._compare_v1(key, request, date, given)
+        _check_rights(key, request)
 
     def _check_v1_query(self, request: Request, now_s: float, expired: bool) -> None:
         until = request.argument("Expires") or "0"
@@ -247,6 +250,7 @@ class Verifier:
         token = request.argument("security-token")
         key = self._key(request.argument("OSSAccessKeyId") or "", token, now_s, expired)
         self._compare_v1(key, request, until, request.argument("Signature") or "")
+        _check_rights(key, request)
 
     def _compare_v1(self, key: AccessKey, request: Request, date: str, given: str) -> None:
         headers = request.headers
@@ -268,6 +272,15 @@ class Verifier:
         expected = base64.b64encode(digest).decode()
         if not hmac.compare_digest(expected, given.strip()):
             raise _mismatch(key.key, given, StringToSign=to_sign)
+
+
+def _check_rights(key: AccessKey, request: Request) -> None:
+    if key.reads is None or not request.key or request.method not in ("GET", "HEAD"):
+        return
+    if not f"{request.bucket}/{request.key}".startswith(tuple(key.reads)):
+        raise OssError(
+            403, "AccessDenied", "You have no right to access this object.", "0003-00000001"
+        )
 
 
 def _canonical(
