@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -212,7 +213,17 @@ class FsspecOrigin:
 
     async def close(self) -> None:
         """See `Origin`."""
+        await in_thread(self._threads, self._let_go)
         self._threads.shutdown()
+
+    def _let_go(self, _: threading.Event) -> None:
+        """End the filesystem's connections, here rather than wherever it is collected.
+
+        Those with a loop of their own end them when they are collected, and in a thread that runs
+        another loop they try it on that one and fail. They are in reference cycles.
+        """
+        self._made = None
+        gc.collect()
 
 
 def _s3_options(config: OriginConfig) -> dict[str, Any]:

@@ -18,7 +18,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import fsspec
 
 from gpufeed.cachefs.errors import OperatorError
 
@@ -35,6 +39,23 @@ _PORTS = (
     "filer.port.grpc", "s3.port", "s3.port.grpc",
 )  # fmt: skip
 _LOG_LINES_KEPT = 200
+REGION = "us-east-1"
+
+
+@contextlib.contextmanager
+def s3_files(endpoint: str) -> Iterator[Any]:
+    """s3fs's filesystem before a server, without caches; its connections end with the block.
+
+    Left to the collector, they would be ended on whatever loop runs then, and fail there.
+    """
+    files = fsspec.filesystem(
+        "s3", skip_instance_cache=True, use_listings_cache=False, key=KEY, secret=SECRET,
+        client_kwargs={"endpoint_url": endpoint, "region_name": REGION},
+    )  # fmt: skip
+    try:
+        yield files
+    finally:
+        files.close_session(files.loop, files._s3creator)
 
 
 class Seaweed:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import itertools
+import os
 
 import fsspec
 import pytest
@@ -17,11 +20,11 @@ from gpufeed.cachefs.errors import (
 )
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.origin.engine import OriginEngine
+from gpufeed.cachefs.origin.fsspec_origin import FsspecOrigin
 from gpufeed.cachefs.testing import seaweed as server
 from gpufeed.cachefs.testing.origin_contract import OriginContract, Reading, content
 
 pytestmark = pytest.mark.slow
-REGION = "us-east-1"
 _numbers = itertools.count()
 
 
@@ -32,7 +35,7 @@ class S3Rig:
         # One bucket: each costs this server volumes of its own.
         self.prefix = f"s3://bucket/{next(_numbers)}/"
         self.config = OriginConfig(
-            endpoint=endpoint, region=REGION, key=server.KEY, secret=server.SECRET
+            endpoint=endpoint, region=server.REGION, key=server.KEY, secret=server.SECRET
         )
         self.files = files
 
@@ -48,13 +51,9 @@ class S3Rig:
 
 @pytest.fixture(scope="module")
 def files(seaweed):
-    files = fsspec.filesystem(
-        "s3", skip_instance_cache=True, use_listings_cache=False, key=server.KEY,
-        secret=server.SECRET,
-        client_kwargs={"endpoint_url": seaweed.endpoint, "region_name": REGION},
-    )  # fmt: skip
-    files.mkdir("bucket")
-    return files
+    with server.s3_files(seaweed.endpoint) as files:
+        files.mkdir("bucket")
+        yield files
 
 
 @pytest.fixture
@@ -72,6 +71,34 @@ async def engine(rig):
     engine.start()
     yield engine
     await engine.close()
+
+
+async def test_closing_ends_the_filesystems_connections(rig):
+    """Left to the collector, they would be ended on whatever loop runs then, and fail."""
+    rig.put("a", b"x" * 1000)
+    loop, escaped = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: escaped.append(context))
+    gc.collect()
+    before = _socket_count()
+    origin = FsspecOrigin("s3", rig.config, Metrics())
+    await origin.head(rig.prefix + "a")
+    assert _socket_count() > before, "no connection was made"
+
+    await origin.close()
+
+    assert _socket_count() == before
+    del origin
+    gc.collect()
+    await asyncio.sleep(0)  # a task that the collector began would fail now
+    assert escaped == []
+
+
+def _socket_count():
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum(name.startswith("socket:") for name in names)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +152,9 @@ async def test_an_overwrite_while_parts_are_read_mixes_nothing(rig, engine):
 
 async def test_what_is_public_is_read_without_a_key_only_where_the_server_lets(rig):
     rig.put("a", b"data")
-    config = OriginConfig(endpoint=rig.config.endpoint, region=REGION, credentials="anonymous")
+    config = OriginConfig(
+        endpoint=rig.config.endpoint, region=server.REGION, credentials="anonymous"
+    )
     engine = OriginEngine(config, Metrics())
     engine.start()
     try:

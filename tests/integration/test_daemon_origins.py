@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 
-import fsspec
 import pytest
 from node import make_samples, tar_of
 
@@ -114,27 +113,25 @@ class TestRole:
 
 @pytest.mark.slow
 def test_shards_on_s3_are_fetched_once_and_then_served_from_the_cache(node, seaweed):
-    files = fsspec.filesystem(
-        "s3", skip_instance_cache=True, use_listings_cache=False, key=s3_server.KEY,
-        secret=s3_server.SECRET, client_kwargs={"endpoint_url": seaweed.endpoint},
-    )  # fmt: skip
     bucket = f"daemon-{next(_numbers)}"
-    files.mkdir(bucket)
     samples: dict[str, dict[str, bytes]] = {}
-    for i in range(3):
-        mine = make_samples(40, i)
-        files.pipe_file(f"{bucket}/train-{i:03d}.tar", tar_of(mine))
-        samples |= mine
+    with s3_server.s3_files(seaweed.endpoint) as files:
+        files.mkdir(bucket)
+        for i in range(3):
+            mine = make_samples(40, i)
+            files.pipe_file(f"{bucket}/train-{i:03d}.tar", tar_of(mine))
+            samples |= mine
+        bytes_there = files.du(bucket)
     process = node.start(
         GPUFEED_ORIGIN_ENDPOINT=seaweed.endpoint,
         GPUFEED_ORIGIN_KEY=s3_server.KEY,
         GPUFEED_ORIGIN_SECRET=s3_server.SECRET,
-        GPUFEED_ORIGIN_REGION="us-east-1",
+        GPUFEED_ORIGIN_REGION=s3_server.REGION,
     )
     assert train(node, f"s3://{bucket}/train-{{000..002}}.tar") == [sums(samples)] * 2
     status = node.status()
     assert status["fills_total"] == 3
-    assert status["origin_bytes_total"] == files.du(bucket)
+    assert status["origin_bytes_total"] == bytes_there
     assert node.stop(process) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import fsspec
@@ -42,4 +43,6 @@ def test_s3_is_read_and_written_with_s3fs_options(node, seaweed, monkeypatch) ->
 
     calls.close_shared()
     GpufeedFileSystem.clear_instance_cache()
+    del door, wrong
+    gc.collect()  # its connections end here, not on the loop of a later test
     assert node.stop(process) == 0
