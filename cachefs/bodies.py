@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable
 
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.errors import ProtocolError
@@ -58,7 +59,7 @@ def with_body(
         close_all(descriptors)
 
 
-def close_all(descriptors: list[int]) -> None:
+def close_all(descriptors: Iterable[int]) -> None:
     """Close them all."""
     for descriptor in descriptors:
         os.close(descriptor)

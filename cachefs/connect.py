@@ -31,7 +31,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpufeed.cachefs import oldarenas, paths, wire
+from gpufeed.cachefs import paths, wire
 from gpufeed.cachefs.errors import ConfigError, DaemonUnavailableError
 from gpufeed.cachefs.handshake import TOKEN_CHARACTERS_MAX
 from gpufeed.cachefs.session import Session
@@ -91,11 +91,7 @@ class _Wanted:
     token: str | None = field(repr=False)
 
     def connect(self, path: str) -> Session:
-        session = Session.connect(
-            path, window_bytes=self.window_bytes, token=self.token, held=oldarenas.held()
-        )
-        oldarenas.tell_drops_to(session)
-        return session
+        return Session.connect(path, window_bytes=self.window_bytes, token=self.token)
 
 
 def _token(environ: Mapping[str, str]) -> str | None:

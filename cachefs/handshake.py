@@ -2,6 +2,8 @@
 
 Frames, and what `HELLO`, `WELCOME` and `ERROR` hold, stay as they are for ever; fields may be
 added, and unknown ones are ignored. So the oldest and the newest of either side can read them.
+`WELCOME` comes with two descriptors: the arena's memory, and a locked file that the client keeps
+exactly as long as it maps that (`gpufeed.cachefs.arena.ledger`).
 `HELLO` says which versions the client speaks, oldest and newest; the daemon takes the newest that
 both have, or refuses in words that name the side to be upgraded. The version says what all other
 bodies mean. A client that says nothing is of the first one, which had no say in it.
@@ -12,7 +14,6 @@ Pure; used by both sides.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,6 @@ PROTOCOL_OLDEST = 1
 PROTOCOL_NEWEST = 1
 
 TOKEN_CHARACTERS_MAX = 4096
-HELD_ARENAS_MAX = 64
 SOFTWARE_CHARACTERS_MAX = 100
 UNNAMED = "of the first version"
 
@@ -46,7 +46,6 @@ class Hello:
         window_bytes: wish for the session's window; 0 leaves it to the daemon.
         whole: all of the window or a refusal, instead of less.
         token: says which tenant it is of.
-        held: arenas of earlier daemons that it still maps, and the bytes behind each.
     """
 
     protocol: tuple[int, int] = (1, 1)
@@ -54,7 +53,6 @@ class Hello:
     window_bytes: int = 0
     whole: bool = False
     token: str | None = None
-    held: tuple[tuple[str, int], ...] = ()
 
     def pack(self) -> dict[str, Any]:
         """As JSON."""
@@ -67,8 +65,6 @@ class Hello:
             value["whole"] = True
         if self.token is not None:
             value["token"] = self.token
-        if self.held:
-            value["held"] = [list(one) for one in self.held]
         return value
 
     @classmethod
@@ -94,17 +90,14 @@ class Hello:
             window_bytes=_whole_number(value.get("window_bytes", 0), "window_bytes"),
             whole=whole,
             token=token,
-            held=_held(value.get("held", [])),
         )
 
 
-def hello(
-    *, window_bytes: int, whole: bool, token: str | None, held: Sequence[tuple[str, int]]
-) -> Hello:
+def hello(*, window_bytes: int, whole: bool, token: str | None) -> Hello:
     """What this software says as a client."""
     return Hello(
         protocol=(PROTOCOL_OLDEST, PROTOCOL_NEWEST), software=software(),
-        window_bytes=window_bytes, whole=whole, token=token, held=tuple(held)[:HELD_ARENAS_MAX],
+        window_bytes=window_bytes, whole=whole, token=token,
     )  # fmt: skip
 
 
@@ -155,17 +148,6 @@ def _protocol(value: object) -> tuple[int, int]:
     if not 1 <= oldest <= newest:
         raise ProtocolError(f"HELLO: protocol from {oldest} to {newest} is no range")
     return oldest, newest
-
-
-def _held(value: object) -> tuple[tuple[str, int], ...]:
-    if not isinstance(value, list) or len(value) > HELD_ARENAS_MAX:
-        raise ProtocolError(f"HELLO: held is no list of up to {HELD_ARENAS_MAX} arenas")
-    found = []
-    for one in value:
-        if not (isinstance(one, list) and len(one) == 2 and isinstance(one[0], str)):
-            raise ProtocolError("HELLO: held has an entry that is no pair of an arena and bytes")
-        found.append((one[0], _whole_number(one[1], "held")))
-    return tuple(found)
 
 
 def _whole_number(value: object, name: str) -> int:

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpufeed.cachefs import oldarenas, wire
+from gpufeed.cachefs import wire
 from gpufeed.cachefs.errors import DaemonUnavailableError
 from gpufeed.cachefs.session import Session
 from gpufeed.cachefs.wire import Kind
@@ -154,8 +154,6 @@ class Leases:
         if self._is_retired or self._pid != os.getpid():
             return
         self._is_retired = True
-        if self.held_count:
-            oldarenas.keep(self)
         self._close_if_over()
 
     def _disown(self, seq: int) -> None:
@@ -183,4 +181,3 @@ class Leases:
             self._closing.append(True)
             return
         self.session.close()
-        oldarenas.drop(self)

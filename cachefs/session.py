@@ -95,21 +95,44 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+class ArenaMap(mmap.mmap):
+    """A mapping of an arena, and of the file that says that the arena is in use.
+
+    A mapping of a file keeps its lock as an open descriptor does, and is a forked child's too. It
+    goes when this one goes: closed, or collected with the last view of it.
+    """
+
+    lock: mmap.mmap | None = None
+
+    def close(self) -> None:
+        """Unmap both.
+
+        Raises:
+            BufferError: views of it are left.
+        """
+        super().close()
+        if self.lock is not None:
+            self.lock.close()
+
+
 class Session:
     """A connection to a daemon. Made by `connect`; a context manager."""
 
-    def __init__(self, connection: Connection, welcome: dict[str, Any], arena_fd: int) -> None:
+    def __init__(
+        self, connection: Connection, welcome: dict[str, Any], arena_fd: int, lock_fd: int
+    ) -> None:
         self._connection = connection
         self.protocol = check_welcome(welcome)
         self._requests = 0
         self._positions = 0
         self._pending: collections.deque[Event] = collections.deque()
         self.arena_fd = arena_fd
+        self.lock_fd = lock_fd
         self.arena_bytes = int(welcome["arena_bytes"])
         self.extent_bytes = int(welcome["extent_bytes"])
         self.window_extents = int(welcome["window_extents"])
-        self.arena_id = str(welcome.get("arena_id", ""))
-        self._map = mmap.mmap(arena_fd, self.arena_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._map = ArenaMap(arena_fd, self.arena_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._map.lock = mmap.mmap(lock_fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
         self._arena = memoryview(self._map)
         self._job: str | None = None
         self._posted: collections.deque[bytes] = collections.deque()
@@ -126,7 +149,6 @@ class Session:
         window_bytes: int = 0,
         whole: bool = False,
         token: str | None = None,
-        held: Sequence[tuple[str, int]] = (),
         timeout_s: float = 30.0,
     ) -> Session:
         """Open a session.
@@ -137,8 +159,6 @@ class Session:
                 which may also grant less (`window_extents` tells).
             whole: exactly that window, or a refusal that says how much there is.
             token: says which tenant this is, where the socket alone does not.
-            held: arenas of earlier daemons that this process still maps, and the bytes of memory
-                behind each, so that the new daemon counts them.
             timeout_s: how long to wait for the answer.
 
         Raises:
@@ -147,18 +167,18 @@ class Session:
         """
         connection = Connection.open(socket_path, timeout_s)
         try:
-            said = hello(window_bytes=window_bytes, whole=whole, token=token, held=held)
+            said = hello(window_bytes=window_bytes, whole=whole, token=token)
             # Refused at the door, it is closed already; why lies there to be read.
             with contextlib.suppress(DaemonUnavailableError):
                 connection.send(wire.pack(Kind.HELLO, wire.pack_json(said.pack())), timeout_s)
             message, descriptors = connection.wait(time.monotonic() + timeout_s)
             if message.kind is Kind.ERROR:
                 raise wire.unpack_error(message.json())
-            if message.kind is not Kind.WELCOME or len(descriptors) != 1:
+            if message.kind is not Kind.WELCOME or len(descriptors) != 2:
                 close_all(descriptors)
                 raise ProtocolError(f"{message.kind.name} answered HELLO")
             try:
-                return cls(connection, message.json(), descriptors[0])
+                return cls(connection, message.json(), *descriptors)
             except BaseException:
                 close_all(descriptors)
                 raise
@@ -306,10 +326,6 @@ class Session:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
-    def mapped_bytes(self) -> int:
-        """Memory behind the arena now, which this process keeps for as long as it maps it."""
-        return os.fstat(self.arena_fd).st_blocks * 512 if self.arena_fd >= 0 else 0
-
     def _ask(
         self,
         kind: Kind,
@@ -407,14 +423,12 @@ class Session:
         """End the session. Views of the arena that are still around stay mapped until they go."""
         self.abandon()
         if self.arena_fd >= 0:
-            os.close(self.arena_fd)
-            self.arena_fd = -1
-        try:
+            close_all((self.arena_fd, self.lock_fd))
+            self.arena_fd = self.lock_fd = -1
+        # Where somebody still looks at the arena, the mapping goes with the last view.
+        with contextlib.suppress(BufferError):
             self._arena.release()
             self._map.close()
-        except BufferError:
-            # Somebody still looks at the arena; the mapping goes with the last view.
-            pass
 
     def abandon(self) -> None:
         """In a forked child: let go of the socket without a word, keep the mapping."""

@@ -13,8 +13,7 @@ of datasets; `STAT`, `LIST` and `FILE_*` of single objects) carry an id that the
 `PROGRESS` or `ERROR` repeats; the reply to `FILE_READ` lends one extent. `PLAN` extends the
 session's plan; `JOIN` names the job that the session is a rank of, and `FORECAST` tells the order
 that it will read in, far ahead of the plan. `EXTENTS`, `SAMPLES`, `SHARD_END` and `FAIL` flow to
-the client in plan order. `RELEASE` gives extents back; `DROPPED` tells that the client let go of
-the arena of an earlier daemon, which `HELLO` said it still maps.
+the client in plan order. `RELEASE` gives extents back.
 
 Pure: no I/O, so the daemon, the client and a fuzzer share every byte of it.
 """
@@ -74,7 +73,6 @@ class Kind(enum.IntEnum):
     FILE_CLOSE = 18
     JOIN = 19
     FORECAST = 20
-    DROPPED = 21
 
 
 @dataclass(frozen=True, slots=True)

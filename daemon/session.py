@@ -75,7 +75,7 @@ class ServerSession:
         self._sock = sock
         self._server = server
         self._loop = asyncio.get_running_loop()
-        self._outbox: collections.deque[tuple[bytes, int | None]] = collections.deque()
+        self._outbox: collections.deque[tuple[bytes, tuple[int, ...]]] = collections.deque()
         self._room = asyncio.Event()
         self._room.set()
         self._window = 0
@@ -144,8 +144,6 @@ class ServerSession:
             self._request(self._requests, message.kind, message.json())
         elif message.kind is Kind.FILE_CLOSE:
             self._requests.close_file(message.json())
-        elif message.kind is Kind.DROPPED:
-            self._dropped(message.json())
         else:
             raise ProtocolError(f"a client does not send {message.kind.name}")
 
@@ -160,11 +158,11 @@ class ServerSession:
         require_heap(server.tenants.heap_bytes_max, server.metrics)
         tenant = server.tenants.admit(self.door, said.token, _peer_uid(self._sock))
         arena = tenant.cache.tools.pool.arena
-        arena_fd = _duplicate(arena.fd)
+        descriptors = _duplicates(arena.fd, tenant.memory.lock_fd)
         try:
             self._enter(tenant, said)
         except GpufeedError:
-            os.close(arena_fd)
+            close_all(descriptors)
             raise
         self._stop_waiting()
         self._publisher = Publisher(
@@ -180,29 +178,21 @@ class ServerSession:
             "protocol": protocol,
             "software": software(),
             "tenant": tenant.name,
-            "arena_id": arena.arena_id,
             "arena_bytes": arena.size_bytes,
             "extent_bytes": arena.extent_bytes,
             "window_extents": self._window,
         }
-        self._send(wire.pack(Kind.WELCOME, wire.pack_json(welcome)), arena_fd)
+        self._send(wire.pack(Kind.WELCOME, wire.pack_json(welcome)), *descriptors)
 
     def _enter(self, tenant: Tenant, said: Hello) -> None:
         """Count as one of the tenant's sessions, and get a window of its arena."""
         tenant.enter()
         self._tenant = tenant
-        tenant.memory.begin(self._number, said.held)
+        tenant.memory.look()
         try:
             self._window = tenant.windows.grant(said.window_bytes, whole=said.whole)
         except CapacityError as error:
             raise tenant.memory.refusal() or error from None
-
-    def _dropped(self, value: dict[str, Any]) -> None:
-        arena_id = value.get("arena_id")
-        if not isinstance(arena_id, str):
-            raise ProtocolError("DROPPED does not say which arena")
-        assert self._tenant is not None, "it came before HELLO"
-        self._tenant.memory.dropped(self._number, arena_id)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:
@@ -284,23 +274,23 @@ class ServerSession:
         else:
             self._send(wire.pack(kind, in_memfd=True), body_to_memfd(body))
 
-    def _send(self, data: bytes, descriptor: int | None = None) -> None:
-        """Send now or queue. Takes the descriptor over."""
+    def _send(self, data: bytes, *descriptors: int) -> None:
+        """Send now or queue. Takes the descriptors over."""
         if self._closing:
-            _close(descriptor)
+            close_all(descriptors)
             return
-        if self._outbox or not self._try_send(data, descriptor):
-            self._outbox.append((data, descriptor))
+        if self._outbox or not self._try_send(data, descriptors):
+            self._outbox.append((data, descriptors))
             if len(self._outbox) >= OUTBOX_MESSAGES_MAX:
                 self._room.clear()
             self._watch_room()
 
-    def _try_send(self, data: bytes, descriptor: int | None) -> bool:
+    def _try_send(self, data: bytes, descriptors: tuple[int, ...]) -> bool:
         try:
-            if descriptor is None:
-                self._sock.send(data)
+            if descriptors:
+                socket.send_fds(self._sock, [data], descriptors)
             else:
-                socket.send_fds(self._sock, [data], [descriptor])
+                self._sock.send(data)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -311,7 +301,7 @@ class ServerSession:
                 _LOG.error("session %d: a message cannot be sent: %s", self._number, error)
                 self._loop.call_soon(self._end)
             # Else the client is gone; its end arrives on the reading side.
-        _close(descriptor)
+        close_all(descriptors)
         return True
 
     def _watch_room(self) -> None:
@@ -405,11 +395,11 @@ class ServerSession:
         tenant, self._tenant = self._tenant, None
         if tenant is not None:
             tenant.windows.give_back(self._window)
-            tenant.memory.end(self._number)
+            tenant.memory.look()
             tenant.leave()
         self._server.book.drop(self._number)
-        for _, descriptor in self._outbox:
-            _close(descriptor)
+        for _, descriptors in self._outbox:
+            close_all(descriptors)
         self._outbox.clear()
         self._room.set()
         self._sock.close()
@@ -444,14 +434,18 @@ def _peer_uid(sock: socket.socket) -> int:
     return int(uid)
 
 
-def _duplicate(arena_fd: int) -> int:
+def _duplicates(*descriptors: int) -> list[int]:
+    made: list[int] = []
     try:
-        return os.dup(arena_fd)
+        for fd in descriptors:
+            made.append(os.dup(fd))  # noqa: PERF401 what was made before a failure is closed
     except OSError as shortage:
+        close_all(made)
         raise CapacityError(
             f"the daemon has no descriptor for one more session: {shortage.strerror}; raise its "
             "limit of open files (ulimit -n)"
         ) from None
+    return made
 
 
 def _has_hung_up(sock: socket.socket) -> bool:
@@ -459,8 +453,3 @@ def _has_hung_up(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     return bool(poll.poll(0))
-
-
-def _close(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)

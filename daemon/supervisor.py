@@ -22,13 +22,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import uvloop
 
 from gpufeed.cachefs import wire
-from gpufeed.cachefs.arena.memfd import Arena
 from gpufeed.cachefs.cache import ShardCache
 from gpufeed.cachefs.clock import SystemClock
 from gpufeed.cachefs.errors import GpufeedError
@@ -89,8 +88,8 @@ async def running(
     metrics = Metrics()
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        arenas: list[Arena] = []
-        stack.callback(_close_all, arenas)
+        closers: list[Callable[[], None]] = []
+        stack.callback(_call_all, closers)
         uses = NextUses()
         store = ShardStore.open(
             settings.store, extent_bytes=settings.arena.extent_bytes, metrics=metrics, clock=clock,
@@ -106,7 +105,7 @@ async def running(
         parts = TenantParts(
             settings, engine, store, metrics=metrics, clock=clock, book=book, embedded=embedded
         )
-        made = parts.make_all(arenas)
+        made = parts.make_all(closers)
         memory_bytes = settings.daemon.memory_bytes
         admission = Admission(settings.tenants, settings.daemon.uids)
         server = SessionServer(
@@ -141,9 +140,9 @@ async def running(
         yield daemon
 
 
-def _close_all(arenas: list[Arena]) -> None:
-    for arena in arenas:
-        arena.close()
+def _call_all(closers: list[Callable[[], None]]) -> None:
+    for close in closers:
+        close()
 
 
 def _shares_of(settings: Settings) -> Shares:

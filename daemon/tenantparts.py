@@ -8,8 +8,10 @@ of access is kept, and no other tenant's fills are looked at.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from gpufeed.cachefs.access import Access
+from gpufeed.cachefs.arena.ledger import ArenaLedger
 from gpufeed.cachefs.arena.memfd import Arena
 from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.cache import ShardCache
@@ -56,28 +58,33 @@ class TenantParts:
         self._embedded = embedded
         self._dataset_ids = itertools.count(1)
         self._neighbours: list[Fills] = []
+        names = [tenant.name for tenant in settings.tenants] or [ALONE.name]
+        self._ledger = ArenaLedger(settings.daemon.socket_path, names)
 
-    def make_all(self, arenas: list[Arena]) -> list[Tenant]:
+    def make_all(self, closers: list[Callable[[], None]]) -> list[Tenant]:
         """Every tenant that is configured, or the one that there is.
 
         Args:
-            arenas: gets each arena as it is made; whoever has it closes them, last of all: a disk
-                that hangs may write into one for as long as the store is open.
+            closers: gets what closes each arena as it is made, to be called in this order, last of
+                all: a disk that hangs may write into one for as long as the store is open.
 
         Raises:
             CapacityError: there is no memory for an arena.
+            OperatorError: nothing can be written beside the socket.
         """
         tenants = self._settings.tenants
         if not tenants:
-            return [self._make(ALONE, 1.0, arenas)]
+            return [self._make(ALONE, 1.0, closers)]
         shares = zip(tenants, arena_ratios(tenants), strict=True)
-        return [self._make(tenant, ratio, arenas) for tenant, ratio in shares]
+        return [self._make(tenant, ratio, closers) for tenant, ratio in shares]
 
-    def _make(self, config: TenantConfig, ratio: float, arenas: list[Arena]) -> Tenant:
+    def _make(
+        self, config: TenantConfig, ratio: float, closers: list[Callable[[], None]]
+    ) -> Tenant:
         settings, metrics = self._settings, MetricsPart(self._metrics)
         arena_config = arena_of(settings.arena, ratio)
         arena = Arena(arena_config)
-        arenas.append(arena)
+        closers.append(arena.close)
         metrics.set("arena_locked_bytes", arena.locked_bytes)
         part_bytes = part_bytes_of(settings.origin.part_bytes, arena_config)
         access = None if config is ALONE else Access(self._engine, self._clock, self._metrics)
@@ -93,8 +100,12 @@ class TenantParts:
             self._engine, self._store, self._rights(config), extent_bytes=arena_config.extent_bytes,
             decompress=settings.store.decompress, access=access, ids=self._dataset_ids,
         )  # fmt: skip
-        memory_bytes = settings.daemon.memory_bytes
-        return make_tenant(config, cache, datasets, memory_bytes=memory_bytes, ratio=ratio)
+        tenant = make_tenant(
+            config, cache, datasets, memory_bytes=settings.daemon.memory_bytes, ratio=ratio,
+            ledger=self._ledger, clock=self._clock,
+        )  # fmt: skip
+        closers.append(tenant.memory.close)
+        return tenant
 
     def _rights(self, config: TenantConfig) -> Rights:
         daemon, endpoint = self._settings.daemon, self._settings.origin.endpoint

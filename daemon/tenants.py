@@ -14,7 +14,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpufeed.cachefs.arena.ledger import ArenaLedger
 from gpufeed.cachefs.cache import ShardCache
+from gpufeed.cachefs.clock import Clock
 from gpufeed.cachefs.errors import CapacityError
 from gpufeed.daemon.admission import Admission
 from gpufeed.daemon.datasets import Datasets
@@ -72,8 +74,9 @@ class Tenant:
 
 
 def make_tenant(
-    config: TenantConfig, cache: ShardCache, datasets: Datasets, *, memory_bytes: int, ratio: float
-) -> Tenant:
+    config: TenantConfig, cache: ShardCache, datasets: Datasets, *, memory_bytes: int, ratio: float,
+    ledger: ArenaLedger, clock: Clock,
+) -> Tenant:  # fmt: skip
     """A tenant over its cache and datasets.
 
     Args:
@@ -82,6 +85,8 @@ def make_tenant(
         datasets: of the tenant.
         memory_bytes: for everything in the daemon; 0: no limit but the arenas' sizes.
         ratio: the tenant's share of what arenas may have of that.
+        ledger: of all arenas at the daemon's socket.
+        clock: of the daemon.
     """
     tools = cache.tools
     arena = tools.pool.arena
@@ -89,7 +94,10 @@ def make_tenant(
     # Without a limit only the arena has one, and an earlier one may be as large.
     arenas_bytes = int((memory_bytes - heap_reserved_bytes(memory_bytes)) * ratio)
     limit_bytes = arenas_bytes or 2 * arena.size_bytes
-    memory = ArenaMemory(limit_bytes, tools.pool, windows, tools.metrics)
+    memory = ArenaMemory(
+        limit_bytes, tools.pool, windows, tools.metrics,
+        ledger=ledger, tenant=config.name, clock=clock,
+    )  # fmt: skip
     return Tenant(config, cache, datasets, windows, memory)
 
 
@@ -112,10 +120,14 @@ class Tenants:
         self.heap_bytes_max = (memory_bytes or sys.maxsize) - arenas_bytes
 
     @classmethod
-    def alone(cls, cache: ShardCache, datasets: Datasets, *, memory_bytes: int = 0) -> Tenants:
-        """Everybody is of the one tenant that there is."""
-        tenant = make_tenant(ALONE, cache, datasets, memory_bytes=memory_bytes, ratio=1.0)
-        return cls([tenant], Admission(()), memory_bytes=memory_bytes)
+    def alone(
+        cls, cache: ShardCache, datasets: Datasets, *, ledger: ArenaLedger, clock: Clock
+    ) -> Tenants:
+        """Everybody is of the one tenant that there is, and memory has no limit."""
+        tenant = make_tenant(
+            ALONE, cache, datasets, memory_bytes=0, ratio=1.0, ledger=ledger, clock=clock
+        )
+        return cls([tenant], Admission(()))
 
     def admit(self, door: str, token: str | None, uid: int) -> Tenant:
         """The tenant that a connection is of.

@@ -331,20 +331,21 @@ class Engine:
             resources.pool = None
             pool.stop()
         # A copy of our own: a forked child closes the session and its descriptors at once.
-        arena_fd = os.dup(session.arena_fd)
+        arena_fd, lock_fd = os.dup(session.arena_fd), os.dup(session.lock_fd)
         try:
             resources.pool = WorkerPool(
                 config.context or multiprocessing.get_context(),
-                lambda number: self._spec(number, arena_fd, session.arena_bytes),
+                lambda number: self._spec(number, arena_fd, lock_fd, session.arena_bytes),
                 config.num_workers,
             )
         finally:
             os.close(arena_fd)
+            os.close(lock_fd)
         resources.arena_id = arena_id
         if resources.ring.shape is not None:
             resources.pool.configure(resources.ring.shape)
 
-    def _spec(self, number: int, arena_fd: int, arena_bytes: int) -> WorkerSpec:
+    def _spec(self, number: int, arena_fd: int, lock_fd: int, arena_bytes: int) -> WorkerSpec:
         return WorkerSpec(
             worker=number,
             worker_count=self._config.num_workers,
@@ -354,6 +355,7 @@ class Engine:
             init_fn=self._config.init_fn,
             dataset=self._dataset,
             arena=SharedFd(arena_fd),
+            arena_lock=SharedFd(lock_fd),
             arena_bytes=arena_bytes,
             ring=SharedFd(self._resources.ring.fd),
         )

@@ -43,7 +43,11 @@ class SharedFd:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker is told at its start. Everything in it pickles for spawn and forkserver."""
+    """What a worker is told at its start. Everything in it pickles for spawn and forkserver.
+
+    Attributes:
+        arena_lock: stays open as long as the worker lives: it says that the arena is in use.
+    """
 
     worker: int
     worker_count: int
@@ -53,6 +57,7 @@ class WorkerSpec:
     init_fn: Callable[[int], None] | None
     dataset: Any
     arena: SharedFd
+    arena_lock: SharedFd
     arena_bytes: int
     ring: SharedFd
 

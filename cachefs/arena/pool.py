@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+from collections.abc import Callable
 
 from gpufeed.cachefs.arena.memfd import Arena
 from gpufeed.cachefs.arena.slots import SlotTable
@@ -20,13 +21,21 @@ WINDOWS_RATIO = 1 - IN_FLIGHT_RATIO
 
 
 class SlotPool:
-    """Slots of one arena."""
+    """Slots of one arena.
+
+    Attributes:
+        on_touched: called with the count of slots that were ever used, when it grows.
+        on_short: called when slots that were never used may not be (`limit_touched`), and others
+            are recycled, or waited for, instead.
+    """
 
     def __init__(self, arena: Arena, metrics: Metrics) -> None:
         self.arena = arena
         self.table = SlotTable(arena.slot_count)
         self._metrics = metrics
         self._turns: collections.deque[asyncio.Future[None]] = collections.deque()
+        self.on_touched: Callable[[int], None] = lambda _: None
+        self.on_short: Callable[[], None] = lambda: None
         metrics.set("arena_slots", arena.slot_count)
 
     async def allocate(self, digest: str, extent: int, *, near: int | None = None) -> int | None:
@@ -36,12 +45,10 @@ class SlotPool:
                 # Whoever is next must not wait for a turn that is not taken here.
                 self._wake()
                 return None
+            if self.table.is_short:
+                self.on_short()
             if self.table.available_count > 0:
-                slot = self.table.allocate(digest, extent, near=near)
-                assert slot is not None
-                self._metrics.set("arena_touched_slots", self.table.touched_count)
-                self._count()
-                return slot
+                return self._take(digest, extent, near)
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._turns.append(turn)
             try:
@@ -52,6 +59,16 @@ class SlotPool:
                 # Whoever is next must not wait for a turn that nobody takes.
                 self._wake()
                 raise
+
+    def _take(self, digest: str, extent: int, near: int | None) -> int:
+        touched = self.table.touched_count
+        slot = self.table.allocate(digest, extent, near=near)
+        assert slot is not None
+        if self.table.touched_count > touched:
+            self.on_touched(self.table.touched_count)
+            self._metrics.set("arena_touched_slots", self.table.touched_count)
+        self._count()
+        return slot
 
     def limit_touched(self, slot_count: int) -> None:
         """Of slots that were never used, use only those below `slot_count` from now on."""

@@ -56,6 +56,11 @@ class SlotTable:
         )
 
     @property
+    def is_short(self) -> bool:
+        """Whether there are slots that were never used, and `touch_max` keeps it so."""
+        return self.touch_max < len(self._slots) and self._free_usable == 0
+
+    @property
     def held_count(self) -> int:
         """Slots with holders."""
         return len(self._slots) - len(self._free) - self.idle_count

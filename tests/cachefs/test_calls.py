@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+from lockfile import lock_fd
 
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.calls import REQUESTS_MAX, Calls
@@ -28,7 +29,7 @@ class Daemon:
         arena = os.memfd_create("arena")
         os.write(arena, bytes(range(256)) * 64)
         welcome = {"arena_bytes": 4 * EXTENT, "extent_bytes": EXTENT, "window_extents": 4}
-        self.calls = Calls(Session(Connection(ours), welcome, arena))
+        self.calls = Calls(Session(Connection(ours), welcome, arena, lock_fd()))
 
     def take(self) -> tuple[Kind, dict]:
         message = wire.unpack(self.sock.recv(wire.MESSAGE_BYTES_MAX))

@@ -8,8 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from lockfile import lock_fd
 
-from gpufeed.cachefs import oldarenas, wire
+from gpufeed.cachefs import wire
+from gpufeed.cachefs.bodies import close_all
 from gpufeed.cachefs.connect import open_session
 from gpufeed.cachefs.errors import ConfigError
 from gpufeed.cachefs.wire import Kind
@@ -32,8 +34,10 @@ def hellos(tmp_path: Path):
             arena = os.memfd_create("gpufeed-arena")
             os.ftruncate(arena, 4096)
             value = {"arena_bytes": 4096, "extent_bytes": 4096, "window_extents": 1}
-            socket.send_fds(sock, [wire.pack(Kind.WELCOME, wire.pack_json(value))], [arena])
-            os.close(arena)
+            welcome = wire.pack(Kind.WELCOME, wire.pack_json(value))
+            descriptors = [arena, lock_fd()]
+            socket.send_fds(sock, [welcome], descriptors)
+            close_all(descriptors)
             sock.recv(1)
 
     thread = threading.Thread(target=serve)
@@ -63,15 +67,8 @@ def test_the_token_of_a_mounted_file(hellos, tmp_path: Path) -> None:
     assert hellos(environ=environ)["token"] == "from a file"
 
 
-def test_no_token_and_nothing_held(hellos) -> None:
-    told = hellos(environ={})
-    assert "token" not in told
-    assert "held" not in told
-
-
-def test_arenas_that_are_still_mapped(hellos, monkeypatch) -> None:
-    monkeypatch.setattr(oldarenas, "_kept", {1: ("a", 5), 2: ("b", 6), 3: ("a", 9), 4: ("", 2)})
-    assert sorted(hellos(environ={})["held"]) == [["a", 9], ["b", 6]]
+def test_no_token(hellos) -> None:
+    assert "token" not in hellos(environ={})
 
 
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import time
 
 import numpy as np
 import pytest
+from lockfile import lock_fd
 
-from gpufeed.cachefs import oldarenas, wire
+from gpufeed.cachefs import wire
 from gpufeed.cachefs.connection import Connection
 from gpufeed.cachefs.errors import DaemonUnavailableError, NotFoundError, ProtocolError
 from gpufeed.cachefs.leases import Leases
@@ -30,16 +31,15 @@ WINDOW = 8
 class Daemon:
     """The other end of one session; slot `s` holds bytes that tell their place in the arena."""
 
-    def __init__(self, window: int = WINDOW, arena_id: str = "") -> None:
+    def __init__(self, window: int = WINDOW) -> None:
         ours, self.sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(20)
         draw = np.random.default_rng(1)
         self.arena = draw.integers(0, 256, SLOTS * EXTENT, np.uint8).tobytes()
         fd = os.memfd_create("gpufeed-arena")
         os.write(fd, self.arena)
-        welcome = {"arena_bytes": SLOTS * EXTENT, "extent_bytes": EXTENT,
-                   "window_extents": window, "arena_id": arena_id}  # fmt: skip
-        self.session = Session(Connection(ours), welcome, fd)
+        welcome = {"arena_bytes": SLOTS * EXTENT, "extent_bytes": EXTENT, "window_extents": window}
+        self.session = Session(Connection(ours), welcome, fd, lock_fd())
         self.leases = Leases(self.session)
         self.stats = ReadStats()
 
@@ -74,8 +74,8 @@ class Daemon:
 def start():
     started: list[Daemon] = []
 
-    def one(window: int = WINDOW, arena_id: str = "") -> Daemon:
-        started.append(Daemon(window, arena_id))
+    def one(window: int = WINDOW) -> Daemon:
+        started.append(Daemon(window))
         return started[-1]
 
     yield one
@@ -228,9 +228,7 @@ def test_empty_fields_and_samples_without_extents(daemon) -> None:
 
 
 def test_a_session_closes_with_its_last_view(start) -> None:
-    daemon = start(arena_id="a1")
-    other = start(arena_id="a2")
-    oldarenas.tell_drops_to(other.session)
+    daemon = start()
     cutter = daemon.cutter(["shard"])
     feed(cutter, 2, 3)
     cutter.on_event(samples_of((0, 10), (EXTENT, 10)))
@@ -238,17 +236,11 @@ def test_a_session_closes_with_its_last_view(start) -> None:
     daemon.leases.retire()
     del cutter
     assert not daemon.is_closed
-    assert oldarenas.held() == (("a1", SLOTS * EXTENT),)
     held.pop()
     assert not daemon.is_closed
     assert held[0]["bin"] == daemon.slot(2, 0, 10)
     held.clear()
     assert daemon.is_closed
-    assert oldarenas.held() == ()
-    told = wire.unpack(other.sock.recv(wire.MESSAGE_BYTES_MAX))
-    assert (told.kind, told.json()) == (Kind.DROPPED, {"arena_id": "a1"})
-    other.leases.retire()
-    assert other.is_closed
 
 
 def test_a_session_that_is_read_stays_open_until_the_read_is_over(start) -> None:

@@ -2,17 +2,20 @@
 
 Each sample of each epoch comes once, in order, with the right bytes, whatever the moment; views
 that were kept over restarts, epochs and wraps of the ring never change a byte; and at the end each
-reader has no more descriptors, arenas or memory than at its start. Without kills, the same while
+reader has no more descriptors, arenas or memory than at its start. A daemon that is restarted under
+load stays within its memory, earlier arenas included. Without kills, the same as with them while
 the arena is much smaller than what is read.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -34,8 +37,17 @@ SAMPLES = 40
 LIFE_S_MAX = 0.6
 CHURN_EPOCHS = 20
 WINDOW_BYTES = 3 * MIB
+LONG_MAX = 2
 HEAP_GROWN_KIB_MAX = 16 * 1024
 ARENA = {"GPUFEED_ARENA_SIZE_BYTES": "24MiB"}
+RESTARTS = 20
+# An old arena of 40 MiB leaves a new one 24: half of the limit is the heap's.
+MEMORY_BYTES = 128 * MIB
+TIGHT = {
+    "GPUFEED_ARENA_SIZE_BYTES": "40MiB",
+    "GPUFEED_DAEMON_MEMORY_BYTES": str(MEMORY_BYTES),
+}
+LOOK_S = 0.005
 
 
 def put_data(node, path: Path, shards: int = SHARDS) -> None:
@@ -58,13 +70,13 @@ def put_data(node, path: Path, shards: int = SHARDS) -> None:
 class Readers:
     """Reading processes; `end` tells what each found."""
 
-    def __init__(self, node, place: Path, count: int, window_bytes: int, epochs: int) -> None:
+    def __init__(self, node, place: Path, count: int, *, epochs: int, long_max: int) -> None:
         self._stop = place / "stop"
         script = Path(__file__).with_name("view_reader.py")
         self.processes = [
             subprocess.Popen(
                 [sys.executable, script, node.socket, place / "truth.json", self._stop, str(seed),
-                 str(window_bytes), str(epochs)],
+                 str(WINDOW_BYTES), str(epochs), str(long_max)],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )
             for seed in range(count)
@@ -100,8 +112,8 @@ class Readers:
 def readers(chaos, place: Path):
     started: list[Readers] = []
 
-    def start(count: int, window_bytes: int = WINDOW_BYTES, epochs: int = 2) -> Readers:
-        started.append(Readers(chaos, place, count, window_bytes, epochs))
+    def start(count: int, *, epochs: int = 2, long_max: int = LONG_MAX) -> Readers:
+        started.append(Readers(chaos, place, count, epochs=epochs, long_max=long_max))
         return started[-1]
 
     yield start
@@ -144,5 +156,89 @@ def test_views_held_over_epochs_while_the_arena_churns(chaos, place: Path, reade
     for reader in found:
         assert reader["samples"] >= CHURN_EPOCHS * 40 * SAMPLES, reader
         assert reader["in_place"] > 1000, reader
+        assert reader["changed"] == 0, reader
+        check_nothing_left(reader)
+
+
+class MemoryWatch:
+    """Looks all the time at what a daemon and the arenas that anybody maps take together."""
+
+    def __init__(self, readers: list[int]) -> None:
+        self.daemon = 0
+        self.peak_bytes = self.peak_arenas_bytes = self.looks_count = self.several_count = 0
+        self._readers = readers
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            arenas: dict[int, int] = {}
+            for pid in (self.daemon, *self._readers):
+                arenas |= arenas_of(pid)
+            taken = sum(arenas.values())
+            self.looks_count += 1
+            self.several_count += len(arenas) > 1
+            self.peak_arenas_bytes = max(self.peak_arenas_bytes, taken)
+            self.peak_bytes = max(self.peak_bytes, taken + heap_of(self.daemon))
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def arenas_of(pid: int) -> dict[int, int]:
+    """Each arena that a process maps, by inode: the bytes of memory behind it."""
+    found = {}
+    try:
+        with open(f"/proc/{pid}/maps") as file:
+            ranges = [line.split()[0] for line in file if "gpufeed-arena" in line]
+        for one in ranges:
+            begin, end = (int(part, 16) for part in one.split("-"))
+            status = os.stat(f"/proc/{pid}/map_files/{begin:x}-{end:x}")
+            found[status.st_ino] = status.st_blocks * 512
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # the process, or that mapping, has just ended
+    return found
+
+
+def heap_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next((int(x.split()[1]) * 1024 for x in file if x.startswith("RssAnon")), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look at what others map")
+def test_a_daemon_restarted_under_load_stays_within_its_memory(chaos, place: Path, readers) -> None:
+    put_data(chaos, place / "truth.json", shards=60)
+    draw = random.Random(SEED)
+    daemon = chaos.start(**TIGHT)
+    # A view that is kept for ever keeps its arena: then there is room for few restarts.
+    under_test = readers(READERS, long_max=0)
+    under_test.wait_ready()
+    watch = MemoryWatch([process.pid for process in under_test.processes])
+    try:
+        for number in range(RESTARTS):
+            watch.daemon = daemon.pid
+            # Long enough for the arena to be used whole, sometimes.
+            time.sleep(draw.uniform(0.2, 1.5))
+            under_test.check_alive()
+            chaos.stop(daemon, signal.SIGKILL if number % 2 else signal.SIGTERM)
+            daemon = chaos.start(**TIGHT)
+        watch.daemon = daemon.pid
+        found = under_test.end(200)
+    finally:
+        watch.stop()
+    print(
+        f"{watch.looks_count} looks, {watch.several_count} at several arenas; at most "
+        f"{watch.peak_arenas_bytes / MIB:.1f} MiB of arenas, {watch.peak_bytes / MIB:.1f} in all"
+    )
+    assert watch.several_count > RESTARTS, "no reader mapped an old arena: nothing was tried"
+    assert watch.peak_arenas_bytes > 40 * MIB
+    assert watch.peak_bytes <= MEMORY_BYTES
+    for reader in found:
+        assert reader["reconnects"] >= 3, reader
         assert reader["changed"] == 0, reader
         check_nothing_left(reader)

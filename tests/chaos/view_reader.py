@@ -1,9 +1,10 @@
 """A process that reads epochs through a daemon that is killed, and keeps views meanwhile.
 
 Arguments: socket, file with the truth (JSON: url, keys and checksums of each shard's samples), file
-whose presence ends it, seed, window, epochs to read at least. It checks every sample's place, name
-and bytes, stamps the views that it keeps with their checksum and looks at them again when it lets
-go of them. It says when it is ready, and at its end what is left, as JSON.
+whose presence ends it, seed, window, epochs to read at least, views to keep for long. It checks
+every sample's place, name and bytes, stamps the views that it keeps with their checksum and looks
+at them again when it lets go of them. It says when it is ready, and at its end what is left, as
+JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from gpufeed.cachefs.client import Sample, open_client
 # Views of late are let go of in the order in which they came, so that few extents hold many; some
 # stay for whole epochs.
 RECENT_MAX = 20
-LONG_MAX = 2
 RECENT_RATIO = 0.5
 LONG_RATIO = 0.002
 RANGE_RATIO = 0.02
@@ -77,13 +77,14 @@ def check(sample: Sample, place: tuple[int, int], truth: list[tuple[str, int]]) 
 
 
 def main(
-    socket: str, truth_path: str, stop_path: str, seed: str, window_bytes: str, epochs_min: str
-) -> dict[str, int]:
+    socket: str, truth_path: str, stop_path: str, seed: str, window_bytes: str, epochs_min: str,
+    long_max: str,
+) -> dict[str, int]:  # fmt: skip
     draw = random.Random(seed)
     with open(truth_path) as file:
         known = json.load(file)
     before_descriptors = count_descriptors()
-    recent, long = Held(RECENT_MAX), Held(LONG_MAX)
+    recent, long = Held(RECENT_MAX), Held(int(long_max))
     samples = epochs = 0
     heap_first_kib = 0
     client = open_client(socket, window_bytes=int(window_bytes))

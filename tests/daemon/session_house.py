@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from gpufeed.cachefs import wire
+from gpufeed.cachefs.arena.ledger import ArenaLedger
 from gpufeed.cachefs.arena.memfd import Arena
 from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.clock import SystemClock
@@ -37,10 +38,12 @@ class House:
         self.pool = SlotPool(self.arena, metrics)
         tools = SimpleNamespace(pool=self.pool, metrics=metrics, extent_bytes=EXTENT)
         cache = SimpleNamespace(tools=tools)
+        clock = SystemClock()
+        ledger = ArenaLedger(str(path / "socket"))
+        self.tenants = Tenants.alone(cache, SimpleNamespace(), ledger=ledger, clock=clock)
         self.server = SessionServer(
-            Tenants.alone(cache, SimpleNamespace()), PlanBook(NextUses()), metrics,
-            clock=SystemClock(), sessions_max=SESSIONS_MAX,
-        )  # fmt: skip
+            self.tenants, PlanBook(NextUses()), metrics, clock=clock, sessions_max=SESSIONS_MAX
+        )
         self.counts: asyncio.Queue[int] = asyncio.Queue()
         self.server.on_count = self.counts.put_nowait
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -3,60 +3,106 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
 import pytest
 
+from gpufeed.cachefs.arena.ledger import ArenaLedger
 from gpufeed.cachefs.arena.memfd import Arena
 from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.config import ArenaConfig
 from gpufeed.cachefs.errors import CapacityError
 from gpufeed.cachefs.metrics import Metrics
+from gpufeed.cachefs.testing.clock import ManualClock
 from gpufeed.cachefs.units import MIB
-from gpufeed.daemon.memory import ArenaMemory, heap_bytes, heap_reserved_bytes, require_heap
+from gpufeed.daemon.memory import (
+    LOOK_PAUSE_S,
+    ArenaMemory,
+    heap_bytes,
+    heap_reserved_bytes,
+    require_heap,
+)
 from gpufeed.daemon.windows import Windows
 
 EXTENT = 64 * 1024
 
 
-async def test_the_new_arena_is_used_only_as_far_as_both_fit() -> None:
-    metrics = Metrics()
-    arena = Arena(ArenaConfig(size_bytes=64 * EXTENT, extent_bytes=EXTENT, lock_memory=False))
-    pool = SlotPool(arena, metrics)
-    memory = ArenaMemory(90 * EXTENT, pool, Windows(64, EXTENT), metrics)
-    assert memory.refusal() is None
+class Node:
+    """The memory of a daemon after a restart: what a client still has of the one before."""
 
+    def __init__(self, path: Path, *, limit: int, slots: int, old: int) -> None:
+        self.ledger = ArenaLedger(str(path / "socket"))
+        before = self.ledger.enter("0" * 32, old * EXTENT, "")
+        before.touched(old * EXTENT)
+        self.client = os.dup(before.fd)
+        before.close()
+        self.metrics = Metrics()
+        self.clock = ManualClock()
+        config = ArenaConfig(size_bytes=slots * EXTENT, extent_bytes=EXTENT, lock_memory=False)
+        self.pool = SlotPool(Arena(config), self.metrics)
+        self.memory = ArenaMemory(
+            limit * EXTENT, self.pool, Windows(slots, EXTENT), self.metrics,
+            ledger=self.ledger, tenant="", clock=self.clock,
+        )  # fmt: skip
+
+    def let_go(self) -> None:
+        """The client unmaps the old arena."""
+        os.close(self.client)
+
+    def close(self) -> None:
+        self.pool.arena.close()
+        self.memory.close()
+        assert not os.path.exists(self.ledger._folder)
+
+
+async def test_the_new_arena_is_used_only_as_far_as_both_fit(tmp_path: Path) -> None:
+    node = Node(tmp_path, limit=90, slots=64, old=70)
+    pool, metrics = node.pool, node.metrics
     # Of the 20 that are left half is for a restart to come.
-    memory.begin(1, (("old", 70 * EXTENT),))
     assert metrics.get("arena_elsewhere_bytes") == 70 * EXTENT
-    assert "4.38 MiB of the arenas of earlier daemons" in str(memory.refusal())
+    assert "4.38 MiB of the arenas of earlier daemons" in str(node.memory.refusal())
     slots = [await pool.allocate("d", i) for i in range(10)]
     assert pool.table.available_count == 0
-    memory.begin(2, (("old", 70 * EXTENT), ("older", EXTENT)))
     pool.drop(slots[0])
     assert pool.table.available_count == 1, "what was used already may be used again"
 
-    memory.dropped(1, "old")
-    memory.end(2)
+    node.let_go()
+    node.memory.look()
     assert metrics.get("arena_elsewhere_bytes") == 0
+    assert node.memory.refusal() is None
     assert pool.table.available_count == 64 - 9
     for slot in slots[1:]:
         pool.drop(slot)
-    arena.close()
+    node.close()
 
 
-async def test_whoever_waits_for_a_slot_is_woken_when_the_old_arena_goes() -> None:
-    metrics = Metrics()
-    arena = Arena(ArenaConfig(size_bytes=8 * EXTENT, extent_bytes=EXTENT, lock_memory=False))
-    pool = SlotPool(arena, metrics)
-    memory = ArenaMemory(8 * EXTENT, pool, Windows(8, EXTENT), metrics)
-    memory.begin(1, (("old", 100 * EXTENT),))
-    waiting = asyncio.ensure_future(pool.allocate("d", 0))
+async def test_it_is_looked_again_for_want_of_slots_but_not_all_the_time(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, limit=90, slots=64, old=70)
+    slots = [await node.pool.allocate("d", i) for i in range(10)]
+    node.let_go()
+    waiting = asyncio.ensure_future(node.pool.allocate("d", 10))
     await asyncio.sleep(0)
-    assert not waiting.done()
-    memory.dropped(1, "old")
-    assert await waiting == 0
-    pool.drop(0)
-    arena.close()
+    assert not waiting.done(), "it was looked at a moment ago"
+    node.clock.advance(2 * LOOK_PAUSE_S)
+    slots.append(await node.pool.allocate("d", 11))
+    slots.append(await waiting)
+    assert node.metrics.get("arena_elsewhere_bytes") == 0
+    for slot in slots:
+        node.pool.drop(slot)
+    node.close()
+
+
+async def test_what_was_touched_is_told_to_the_daemons_after_this_one(tmp_path: Path) -> None:
+    node = Node(tmp_path, limit=90, slots=64, old=70)
+    node.let_go()
+    slots = [await node.pool.allocate("d", i) for i in range(3)]
+    for slot in slots:
+        node.pool.drop(slot)
+    assert node.ledger.bytes_elsewhere(frozenset(), "") == 3 * EXTENT
+    node.close()
 
 
 def test_a_heap_beyond_its_share_lets_nobody_in() -> None:

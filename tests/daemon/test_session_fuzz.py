@@ -26,7 +26,7 @@ STRANGE = (
     "", "x", "\udcff", "a" * 5000, [], [[]], [1, 2], ["a", 1], {}, {"id": {}}, [None] * 300,
 )  # fmt: skip
 FIELDS = (
-    "id", "window_bytes", "token", "whole", "held", "protocol", "software", "urls", "kind",
+    "id", "window_bytes", "token", "whole", "protocol", "software", "urls", "kind",
     "storage_options", "virtual_shard_bytes", "dataset_id", "job", "arena_id", "file", "extent",
     "url", "etag", "cursor", "recursive",
 )  # fmt: skip

@@ -125,6 +125,7 @@ class FakeSession:
         self.extent_bytes = daemon.extent_bytes
         self.arena_bytes = daemon.slots * daemon.extent_bytes
         self.arena_fd = os.dup(daemon.fd)
+        self.lock_fd = os.dup(daemon.fd)
         self._pid = os.getpid()
         self._ours, self._theirs = socket.socketpair()
         self._free = list(range(daemon.slots))
@@ -210,6 +211,7 @@ class FakeSession:
         self._ours.close()
         self._theirs.close()
         os.close(self.arena_fd)
+        os.close(self.lock_fd)
         if self._position == len(self._plan) and not self._events:
             self.left = dict(self._leased)
 
