@@ -23,6 +23,7 @@ CREDENTIAL_KINDS = ("auto", "static", "env", "rrsa", "ecs", "uri", "anonymous")
 
 # How much of the arena bytes under way from origins may take; the rest is the sessions'.
 IN_FLIGHT_RATIO = 0.25
+HUGE_PAGE_BYTES = 2 * MIB
 # Text compresses to a tenth; what expands more than this was made to fill disks.
 EXPANSION_RATIO_MAX = 256.0
 
@@ -253,6 +254,7 @@ class ArenaConfig:
         size_bytes: all of it.
         extent_bytes: the size of a slot.
         lock_memory: keep it out of swap.
+        huge_pages: from the machine's reserved pool of 2 MiB pages.
         in_flight_bytes_max: how much of it bytes on their way from origins may take together;
             0 = all that sessions leave, a quarter (`IN_FLIGHT_RATIO`).
     """
@@ -260,6 +262,7 @@ class ArenaConfig:
     size_bytes: int = GIB
     extent_bytes: int = 4 * MIB
     lock_memory: bool = True
+    huge_pages: bool = False
     in_flight_bytes_max: int = 0
 
     def __post_init__(self) -> None:
@@ -277,6 +280,11 @@ class ArenaConfig:
             self.size_bytes >= 8 * self.extent_bytes,
             f"arena.size_bytes is {format_bytes(self.size_bytes)}; it must hold at least 8 extents "
             f"of {format_bytes(self.extent_bytes)}",
+        )
+        _require(
+            not self.huge_pages or self.extent_bytes % HUGE_PAGE_BYTES == 0,
+            f"arena.extent_bytes is {format_bytes(self.extent_bytes)}; with arena.huge_pages it "
+            f"must be a multiple of {format_bytes(HUGE_PAGE_BYTES)}",
         )
         share_bytes = int(self.size_bytes * IN_FLIGHT_RATIO)
         _require(

@@ -117,9 +117,8 @@ class FillExtents:
     async def allocate(self, extent: int) -> int:
         """A slot for the extent. It is the caller's until the extent is open."""
         pool, digest = self._tools.pool, self._digest
-        near = self._open.get(extent - 1)
         while True:
-            slot = await pool.allocate(digest, extent, near=near.slot if near else None)
+            slot = await pool.allocate(digest, extent)
             if slot is not None:
                 return slot
             # A reader fetched this very extent by itself; it keeps its slot, we need our own.
@@ -219,11 +218,11 @@ class FillExtents:
         state = self._open[extent]
         if state.settled and extent < self._indexing.next_extent:
             del self._open[extent]
-            self._drop(state, wanted=self._tools.pending(self._digest))
+            self._drop(state)
             self._fewer.set()
 
-    def _drop(self, state: _Extent, *, wanted: bool) -> None:
-        self._tools.pool.drop(state.slot, wanted=wanted)
+    def _drop(self, state: _Extent) -> None:
+        self._tools.pool.drop(state.slot)
         self._tools.in_flight.give_back(state.room_bytes)
 
     async def until_fewer_than(self, count: int) -> None:
@@ -267,5 +266,5 @@ class FillExtents:
     def drop_all(self) -> None:
         """Give up the slots of a fill that failed. Nothing is under way any more."""
         for state in self._open.values():
-            self._drop(state, wanted=False)
+            self._drop(state)
         self._open.clear()

@@ -50,7 +50,6 @@ class FillTools:
 
     Attributes:
         access: what of the store the tenant may have; None: all of it, there is no other tenant.
-        pending: whether a live plan still wants the shard with this digest.
         expansion_ratio_max: a compressed object that expands further is refused.
         decoders: threads of decompression, which wait in them for the network.
         indexes: of stored shards that were read lately.
@@ -63,7 +62,6 @@ class FillTools:
     metrics: Metrics
     extent_bytes: int
     part_bytes: int
-    pending: Callable[[str], bool]
     expansion_ratio_max: float = EXPANSION_RATIO_MAX
     decoders: Executor = field(default_factory=_decoders, repr=False)
     access: Access | None = None

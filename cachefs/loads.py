@@ -189,7 +189,7 @@ class Loads:
     async def _from_store(self, source: ShardSource, flight: _Flight) -> None:
         digest = source.spec.digest
         pool = self._tools.pool
-        slot = await self._allocate(digest, flight.extent, None)
+        slot = await self._allocate(digest, flight.extent)
         try:
             await self._tools.store.read_extent(digest, flight.extent, pool.view(slot))
             self._arrived(flight, slot)
@@ -208,7 +208,7 @@ class Loads:
     ) -> None:
         digest, extent, pool = source.spec.digest, flight.extent, self._tools.pool
         # Our own slot first: the lender's is held for no longer than it takes to copy it.
-        slot = await self._allocate(digest, extent, None)
+        slot = await self._allocate(digest, extent)
         try:
             theirs = await _lent(fill, lender, extent)
             try:
@@ -230,9 +230,8 @@ class Loads:
         await tools.in_flight.take(size_bytes, Urgency(demanded=True))
         slots: list[int] = []
         try:
-            for flight in flights:
-                near = slots[-1] if slots else None
-                slots.append(await self._allocate(spec.digest, flight.extent, near))
+            for flight in flights:  # what was allocated before an error is dropped
+                slots.append(await self._allocate(spec.digest, flight.extent))  # noqa: PERF401
             await self._receive(source, flights, slots)
         finally:
             for slot in slots:
@@ -275,10 +274,10 @@ class Loads:
             )
             tools.metrics.add("range_bytes_total", work.size_bytes)
 
-    async def _allocate(self, digest: str, extent: int, near: int | None) -> int:
+    async def _allocate(self, digest: str, extent: int) -> int:
         pool = self._tools.pool
         while True:
-            slot = await pool.allocate(digest, extent, near=near)
+            slot = await pool.allocate(digest, extent)
             if slot is not None:
                 return slot
             # A fill has it under way, for others than us; it keeps its slot, we need our own.

@@ -13,6 +13,7 @@ Owned by the daemon's loop. Memory: what `nextuse` says, and one entry a pending
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -91,6 +92,12 @@ class PlanBook:
     def pending(self, digest: str) -> bool:
         """A live plan will read the shard."""
         return digest in self._pending
+
+    def wait_s(self, digest: str) -> float:
+        """Seconds until a live plan reads the shard; 0 where nobody told when; infinite: never."""
+        number = self._uses.find(digest)
+        wait_s = math.inf if number is None else self._uses.wait_s(number)
+        return 0.0 if wait_s == math.inf and digest in self._pending else wait_s
 
     # --- the end ------------------------------------------------------------------------------
 

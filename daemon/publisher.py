@@ -157,7 +157,7 @@ class Publisher:
 
     def _give_back(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
-            self._pool.drop(lease.slot, wanted=self._book.pending(lease.digest))
+            self._pool.drop(lease.slot)
 
     def close(self) -> None:
         """Take every extent back. The tasks have ended."""
@@ -240,7 +240,7 @@ class Publisher:
         finally:
             unused = await shard.seeker.close()
             for slot in unused:
-                self._pool.drop(slot, wanted=self._book.pending(source.spec.digest))
+                self._pool.drop(slot)
             self._ring.untake(shard.seeker.pending_at_close)
             reader.close()
 

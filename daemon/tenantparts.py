@@ -89,10 +89,11 @@ class TenantParts:
         part_bytes = part_bytes_of(settings.origin.part_bytes, arena_config)
         access = None if config is ALONE else Access(self._engine, self._clock, self._metrics)
         tools = FillTools(
-            engine=self._engine, store=self._store, pool=SlotPool(arena, metrics), metrics=metrics,
+            engine=self._engine, store=self._store, metrics=metrics,
+            pool=SlotPool(arena, metrics, self._book.wait_s),
             in_flight=InFlight.of_arena(arena_config, part_bytes=part_bytes, metrics=metrics),
             extent_bytes=arena_config.extent_bytes, part_bytes=part_bytes,
-            pending=self._book.pending, access=access,
+            access=access,
             expansion_ratio_max=settings.store.expansion_ratio_max,
         )  # fmt: skip
         cache = ShardCache(tools, None if access is None else self._neighbours)

@@ -6,7 +6,9 @@ Readers receive the descriptor over the session socket and map it read-only. No 
 system, so a 64 MB ``/dev/shm`` does not matter and nothing is left behind by kill -9.
 
 Pages are allocated when first touched (slots are used from the lowest up) and locked then, where
-the limit allows: `mlock2(MLOCK_ONFAULT)`. `lock_note` says what became of the lock.
+the limit allows: `mlock2(MLOCK_ONFAULT)`. `lock_note` says what became of the lock. With
+`huge_pages` they are of the machine's reserved pool instead, set aside as a whole at the start and
+never swapped.
 
 Owned by the daemon; any of its threads may read and write slots that it holds.
 """
@@ -21,7 +23,7 @@ import os
 import resource
 import secrets
 
-from gpufeed.cachefs.config import ArenaConfig
+from gpufeed.cachefs.config import HUGE_PAGE_BYTES, ArenaConfig
 from gpufeed.cachefs.errors import CapacityError
 from gpufeed.cachefs.units import format_bytes
 
@@ -29,6 +31,9 @@ from gpufeed.cachefs.units import format_bytes
 F_SEAL_FUTURE_WRITE = 0x0010
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 _MLOCK_ONFAULT = 1
+_FLAGS = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+_HUGE = os.MFD_HUGETLB | os.MFD_HUGE_2MB
+_ADVICE = "lower arena.size_bytes or raise the container's memory limit"
 
 
 def _raised_limit() -> int:
@@ -39,6 +44,18 @@ def _raised_limit() -> int:
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
             soft = hard
     return soft
+
+
+def _huge_advice(size_bytes: int) -> str:
+    """What to do where the pool of huge pages does not have an arena."""
+    free = "an unknown number"
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        free = next((x.split()[1] for x in file if x.startswith("HugePages_Free:")), free)
+    wanted = size_bytes // HUGE_PAGE_BYTES
+    return (
+        f"it takes {wanted} huge pages of {format_bytes(HUGE_PAGE_BYTES)}, {free} are free: raise "
+        "vm.nr_hugepages and the container's hugepages-2Mi, or set arena.huge_pages to false"
+    )
 
 
 class Arena:
@@ -54,17 +71,21 @@ class Arena:
         self.size_bytes = self.slot_count * self.extent_bytes
         # Tells this memory from that of any other daemon, before or after.
         self.arena_id = secrets.token_hex(16)
-        self.fd = os.memfd_create("gpufeed-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = -1
         try:
+            self.fd = os.memfd_create("gpufeed-arena", _FLAGS | _HUGE * config.huge_pages)
             os.ftruncate(self.fd, self.size_bytes)
+            # Pages of a reserved pool are set aside now, all of them, or this fails.
             self._map = mmap.mmap(self.fd, self.size_bytes, mmap.MAP_SHARED)
-            self._ask_for_huge_pages()
+            if not config.huge_pages:
+                self._ask_for_huge_pages()
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
         except OSError as error:
-            os.close(self.fd)
+            if self.fd >= 0:
+                os.close(self.fd)
             raise CapacityError(
                 f"no shared memory of {format_bytes(self.size_bytes)} for the arena: {error}; "
-                "lower arena.size_bytes or raise the container's memory limit"
+                + (_huge_advice(self.size_bytes) if config.huge_pages else _ADVICE)
             ) from None
         self._view = memoryview(self._map)
         self.locked_bytes = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import math
 from collections.abc import Callable
 
 from gpufeed.cachefs.arena.memfd import Arena
@@ -23,22 +24,29 @@ WINDOWS_RATIO = 1 - IN_FLIGHT_RATIO
 class SlotPool:
     """Slots of one arena.
 
+    Args:
+        arena: the memory.
+        metrics: has the gauges.
+        wait_s: see `SlotTable`.
+
     Attributes:
         on_touched: called with the count of slots that were ever used, when it grows.
         on_short: called when slots that were never used may not be (`limit_touched`), and others
             are recycled, or waited for, instead.
     """
 
-    def __init__(self, arena: Arena, metrics: Metrics) -> None:
+    def __init__(
+        self, arena: Arena, metrics: Metrics, wait_s: Callable[[str], float] = lambda _: math.inf
+    ) -> None:
         self.arena = arena
-        self.table = SlotTable(arena.slot_count)
+        self.table = SlotTable(arena.slot_count, wait_s)
         self._metrics = metrics
         self._turns: collections.deque[asyncio.Future[None]] = collections.deque()
         self.on_touched: Callable[[int], None] = lambda _: None
         self.on_short: Callable[[], None] = lambda: None
         metrics.set("arena_slots", arena.slot_count)
 
-    async def allocate(self, digest: str, extent: int, *, near: int | None = None) -> int | None:
+    async def allocate(self, digest: str, extent: int) -> int | None:
         """A held slot for an extent; None if meanwhile the extent appeared in another slot."""
         while True:
             if self.table.knows(digest, extent):
@@ -48,7 +56,7 @@ class SlotPool:
             if self.table.is_short:
                 self.on_short()
             if self.table.available_count > 0:
-                return self._take(digest, extent, near)
+                return self._take(digest, extent)
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._turns.append(turn)
             try:
@@ -60,9 +68,9 @@ class SlotPool:
                 self._wake()
                 raise
 
-    def _take(self, digest: str, extent: int, near: int | None) -> int:
+    def _take(self, digest: str, extent: int) -> int:
         touched = self.table.touched_count
-        slot = self.table.allocate(digest, extent, near=near)
+        slot = self.table.allocate(digest, extent)
         assert slot is not None
         if self.table.touched_count > touched:
             self.on_touched(self.table.touched_count)
@@ -87,9 +95,9 @@ class SlotPool:
         self.table.hold(slot)
         self._count()
 
-    def drop(self, slot: int, *, wanted: bool = False) -> None:
+    def drop(self, slot: int) -> None:
         """One holder less; see `SlotTable.drop`."""
-        self.table.drop(slot, wanted=wanted)
+        self.table.drop(slot)
         self._count()
         self._wake()
 

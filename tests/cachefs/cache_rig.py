@@ -63,7 +63,7 @@ class Rig:
         )  # fmt: skip
         tools = FillTools(
             engine=self.engine, store=self.store, pool=self.pool, metrics=self.metrics,
-            extent_bytes=EXTENT, part_bytes=2 * EXTENT, pending=lambda _: False,
+            extent_bytes=EXTENT, part_bytes=2 * EXTENT,
             in_flight=self.in_flight, expansion_ratio_max=expansion_ratio_max,
         )  # fmt: skip
         self.cache = ShardCache(tools)

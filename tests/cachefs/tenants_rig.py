@@ -72,7 +72,7 @@ class TenantRig:
         tools = FillTools(
             engine=node.engine, store=node.store, pool=self.pool, metrics=metrics,
             in_flight=InFlight.of_arena(config, part_bytes=2 * EXTENT, metrics=metrics),
-            extent_bytes=EXTENT, part_bytes=2 * EXTENT, pending=lambda _: False,
+            extent_bytes=EXTENT, part_bytes=2 * EXTENT,
             access=self.access,
         )  # fmt: skip
         self.cache = ShardCache(tools, node.neighbours)

@@ -92,7 +92,7 @@ async def test_work_on_extents_in_hand_is_the_sessions_time_while_the_next_is_so
     now = SimpleNamespace(s=100.0)
     book, outlet, reader = Book(), Outlet(), Reader()
     tools = SimpleNamespace(
-        pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
+        pool=SimpleNamespace(drop=lambda slot: None), metrics=Metrics(), extent_bytes=10
     )
     cache = SimpleNamespace(
         tools=tools, permit=permit, open=lambda source: reader, prefetch=lambda source: None
@@ -126,7 +126,7 @@ async def test_work_on_extents_in_hand_is_the_sessions_time_while_the_next_is_so
 async def test_each_position_ahead_is_decided_upon_once() -> None:
     asked: list[str] = []
     tools = SimpleNamespace(
-        pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
+        pool=SimpleNamespace(drop=lambda slot: None), metrics=Metrics(), extent_bytes=10
     )
     cache = SimpleNamespace(
         tools=tools, permit=permit, open=lambda source: Reader(),
@@ -185,7 +185,7 @@ class Messages:
 
 def at_hand(outlet: Messages, reader: Reader, window: int) -> Publisher:
     tools = SimpleNamespace(
-        pool=SimpleNamespace(drop=lambda slot, wanted: None), metrics=Metrics(), extent_bytes=10
+        pool=SimpleNamespace(drop=lambda slot: None), metrics=Metrics(), extent_bytes=10
     )
     cache = SimpleNamespace(
         tools=tools, permit=permit, open=lambda source: reader, prefetch=lambda source: None
