@@ -18,9 +18,9 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.utils.data
@@ -31,6 +31,8 @@ from gpufeed.loaders.batch import BatchRecord
 from gpufeed.loaders.batchslots import LOOKAHEAD_MIN
 from gpufeed.loaders.dataset import ShardDataset
 from gpufeed.loaders.engine import CHUNK_ROWS, Engine, EngineConfig, SessionFactory
+from gpufeed.loaders.resume import Cursor, OrderState
+from gpufeed.loaders.world import World
 
 PREFETCH_FACTOR = 2  # torch's default
 _ORDER_ARGUMENTS = ("shuffle", "sampler", "batch_sampler")
@@ -52,6 +54,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         session_factory: opens the session instead of the one that the dataset's `daemon` names.
         register_slots: register batch slots with CUDA once, for copies without staging. Copies on
             other streams than the current one go through `to_device` or `record_stream`.
+        global_batch_size: samples of a batch over all ranks, instead of `batch_size` on each: it
+            stays what it is when the world changes.
+        uneven: "allow" lets ranks' batches differ by one sample where the world does not divide
+            `global_batch_size`; "error" refuses it.
         **options: as torch's.
 
     Raises:
@@ -66,14 +72,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         *arguments: Any,
         session_factory: SessionFactory | None = None,
         register_slots: bool = False,
+        global_batch_size: int = 0,
+        uneven: Literal["error", "allow"] = "error",
         **options: Any,
     ) -> None:
         self._engine: Engine | None = None
+        _check_global(batch_size, global_batch_size, uneven)
         if not isinstance(dataset, ShardDataset):
-            if register_slots:
+            if register_slots or global_batch_size:
+                name = "register_slots" if register_slots else "global_batch_size"
                 raise UsageError(
-                    "register_slots needs a ShardDataset: batches of other datasets are torch's, "
-                    "for which there is pin_memory=True"
+                    f"{name} needs a ShardDataset: batches of other datasets are torch's, with "
+                    "pin_memory=True and batch_size"
                 )
             super().__init__(dataset, batch_size, *arguments, **options)
             return
@@ -86,9 +96,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             options.pop(name, None)
         collate = options.get("collate_fn")
+        if global_batch_size:
+            batch_size = -(-global_batch_size // World.current().world_size)
         super().__init__(_Described(), batch_size, **options)
         object.__setattr__(self, "dataset", dataset)
-        self._next_epoch = 0
+        self._global_batch_size = global_batch_size
+        self._uneven = uneven == "allow"
+        # Where the next iteration begins; within an epoch after `load_state_dict` only.
+        self._next = Cursor()
+        self._is_begun = False
+        self._loaded: OrderState | None = None
         self._user_collate = collate
         self._pins = False
         config = self._config(register_slots=register_slots)
@@ -101,6 +118,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         single = self.batch_size is None
         return EngineConfig(
             batch_rows=self.batch_size or CHUNK_ROWS,
+            global_rows=self._global_batch_size,
+            uneven=self._uneven,
             num_workers=workers,
             lookahead=max(LOOKAHEAD_MIN, workers * factor),
             drop_last=self.drop_last,
@@ -114,8 +133,84 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iteration runs; later ones count on from it."""
-        self._next_epoch = epoch
+        """The epoch that the next iteration runs; later ones count on from it.
+
+        After `load_state_dict`, naming the epoch of the state keeps the place in it.
+        """
+        if epoch != self._next.epoch or self._is_begun:
+            self._next = Cursor(epoch)
+            self._is_begun = False
+
+    # As properties, so that a loader of a foreign dataset has none: whoever asks by `hasattr`
+    # must not believe that its place is kept.
+
+    @property
+    def state_dict(self) -> Callable[..., dict[str, Any]]:
+        """``state_dict(behind=0)``: where the trainer stands, as a small JSON.
+
+        Counts the batches that it took, not those that were made ahead. `behind`: so many of them
+        it has not used yet (1 where a wrapper fetches one ahead, as Accelerate's does).
+
+        Raises:
+            AttributeError: the dataset is no `ShardDataset`.
+        """
+        self._require_engine("state_dict")
+        return self._state_dict
+
+    @property
+    def load_state_dict(self) -> Callable[[Mapping[str, Any]], None]:
+        """``load_state_dict(state)``: the next iteration goes on where `state` was taken.
+
+        With any number of ranks, workers and batches ahead, and any batch size; all ranks load the
+        same state. An order that cannot be gone on with is refused, here or by the next `iter`.
+
+        Raises:
+            AttributeError: the dataset is no `ShardDataset`.
+        """
+        self._require_engine("load_state_dict")
+        return self._load_state_dict
+
+    def _require_engine(self, name: str) -> Engine:
+        if self._engine is None:
+            raise AttributeError(f"{name} needs a ShardDataset, whose order is gpufeed's own")
+        return self._engine
+
+    def _order(self, cursor: Cursor) -> OrderState:
+        assert self._engine is not None
+        dataset = self.dataset
+        assert isinstance(dataset, ShardDataset)
+        return OrderState(
+            cursor=cursor, seed=dataset.seed, shuffle=dataset.shuffle,
+            manifest_hash=self._engine.manifest_hash,
+        )  # fmt: skip
+
+    def _state_dict(self, behind: int = 0) -> dict[str, Any]:
+        assert self._engine is not None
+        if not self._engine.manifest_hash:
+            self._engine.open()
+        cursor = self._engine.place.cursor(behind) if self._is_begun else self._next
+        return self._order(cursor).pack()
+
+    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
+        loaded = OrderState.unpack(state)
+        loaded.require_same_order(self._order(loaded.cursor))
+        self._loaded = loaded
+        self._next = loaded.cursor
+        self._is_begun = False
+
+    def set_world(self, rank: int, world_size: int) -> None:
+        """Be this rank of a world of this size from the next batch on.
+
+        Between two steps, on all ranks after the same one. An iterator that is under way goes on:
+        what it had made ahead is given up, and made anew as the new rank's.
+
+        Raises:
+            UsageError: the dataset is no `ShardDataset`, or the batches cannot be divided so.
+        """
+        engine = self._engine
+        if engine is None:
+            raise UsageError("set_world needs a ShardDataset; other datasets have samplers")
+        engine.set_world(World(rank, world_size, job=World.current().job))
 
     def __iter__(self) -> Any:
         """Start the next epoch."""
@@ -124,9 +219,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         dataset = self.dataset
         assert isinstance(dataset, ShardDataset)
         if dataset.epoch is not None:
-            self._next_epoch, dataset.epoch = dataset.epoch, None
-        epoch = self._next_epoch
-        self._next_epoch = epoch + 1
+            self.set_epoch(dataset.epoch)
+            dataset.epoch = None
+        if self._is_begun:  # left early, or ended: the epoch after it
+            self._next = Cursor(self._next.epoch + 1)
+        if self._loaded is not None:
+            self._engine.open()
+            self._loaded.require_same_order(self._order(self._next))
+            self._loaded = None
         accelerator: Any = getattr(torch, "accelerator", torch.cuda)  # torch has it from 2.6 on
         self._pins = self.pin_memory and accelerator.is_available()
         if self.pin_memory and not self._pins:  # torch's own words
@@ -136,7 +236,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 stacklevel=2,
             )
         convert = self._batch if self.batch_size is not None else self._singles
-        return _Iterator(self._engine, epoch, convert, single=self.batch_size is None)
+        iterator = _Iterator(self._engine, self._next, convert, single=self.batch_size is None)
+        self._is_begun = True
+        return iterator
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank.
@@ -209,13 +311,23 @@ _POSITIONAL = (
 )  # fmt: skip
 
 
+def _check_global(batch_size: int | None, global_batch_size: int, uneven: str) -> None:
+    if uneven not in ("error", "allow"):
+        raise UsageError(f'uneven is {uneven!r}; it must be "error" or "allow"')
+    if global_batch_size < 0 or (global_batch_size and batch_size != 1):
+        raise UsageError(
+            f"global_batch_size is {global_batch_size}, batch_size {batch_size}: give one of them, "
+            "at least 1"
+        )
+
+
 class _Iterator:
     """One epoch. Dropping it early abandons the epoch."""
 
     def __init__(
         self,
         engine: Engine,
-        epoch: int,
+        cursor: Cursor,
         convert: Callable[[BatchRecord], Any],
         *,
         single: bool,
@@ -224,21 +336,27 @@ class _Iterator:
         self._convert = convert
         self._single = single
         self._samples: deque[Any] = deque()
-        self._token = engine.begin(epoch)
+        self._token = engine.begin(cursor)
 
     def __iter__(self) -> _Iterator:
         return self
 
     def __next__(self) -> Any:
         if self._samples:
-            return self._samples.popleft()
+            return self._next_sample()
+        self._token = self._engine.resume(self._token)
         batch = self._engine.take(self._token, self._convert)
         if batch is None:
             raise StopIteration
         if not self._single:
             return batch
         self._samples.extend(batch)
-        return self._samples.popleft()
+        return self._next_sample()
+
+    def _next_sample(self) -> Any:
+        sample = self._samples.popleft()
+        self._engine.place.left(len(self._samples))
+        return sample
 
     def __del__(self) -> None:
         token = getattr(self, "_token", None)

@@ -1,9 +1,10 @@
 """One loader's engine: it opens the session, starts workers and feeder, and hands batches over.
 
-Life: `begin(epoch)`, then `take` until it returns None; then the next epoch. An epoch that is left
+Life: `begin(cursor)`, then `take` until it returns None; then the next epoch. An epoch that is left
 early is abandoned: its session is closed, which returns every lease, and the next epoch opens a
-new one. Workers and the ring of batch slots live until `close`. The order of starting is fixed:
-session, workers, feeder thread, so that no thread of ours exists when a worker is forked.
+new one. `place` is where the trainer stands; `set_world` changes the ranks there. Workers and the
+ring of batch slots live until `close`. The order of starting is fixed: session, workers, feeder
+thread, so that no thread of ours exists when a worker is forked.
 
 Threads: all methods are the trainer's thread's. The feeder's thread never refers to the engine, so
 an engine that is dropped is collected, and closes. A forked child's copy does nothing.
@@ -30,10 +31,12 @@ from gpufeed.loaders.batchslots import SlotRing
 from gpufeed.loaders.dataset import ShardDataset
 from gpufeed.loaders.feed import EpochEnd, Failed, FeedConfig, FeedSource, FeedStats, SampleOrder
 from gpufeed.loaders.feeder import Feeder
-from gpufeed.loaders.order import step_count
+from gpufeed.loaders.order import RankRows, rank_rows, step_count
 from gpufeed.loaders.pinning import PinningStats, SlotPinning
+from gpufeed.loaders.place import Place
 from gpufeed.loaders.pool import WorkerPool
 from gpufeed.loaders.resources import Resources
+from gpufeed.loaders.resume import Cursor
 from gpufeed.loaders.samples import SampleMaker
 from gpufeed.loaders.units import UnitRunner
 from gpufeed.loaders.worker import SharedFd, WorkerSpec
@@ -55,7 +58,9 @@ class EngineConfig:
     """What the loader asks of its engine.
 
     Attributes:
-        batch_rows: samples a batch.
+        batch_rows: samples a batch of this rank.
+        global_rows: samples of a global batch, over all ranks; 0: `batch_rows` on each.
+        uneven: ranks' batches may differ by one sample, where the world does not divide them.
         num_workers: decode processes; 0 decodes in the trainer's thread.
         lookahead: batches made ahead of the trainer.
         drop_last: leave the incomplete last batch out.
@@ -69,6 +74,8 @@ class EngineConfig:
     """
 
     batch_rows: int
+    global_rows: int = 0
+    uneven: bool = False
     num_workers: int = 0
     lookahead: int = 2
     drop_last: bool = False
@@ -114,7 +121,10 @@ class Engine:
         here = config.collate if self._collate_here else None
         self.hand_over = HandOver(self._resources.ring, here)
         self._sample_counts: list[int | None] | None = None
+        self.manifest_hash = ""
+        self.place = Place()
         self._generation = 0
+        self._moved = 0  # the token that was valid when the world changed under it
         self._epoch = -1
         self._running = False  # an epoch was begun and neither ended nor was abandoned
         self._began_s = 0.0
@@ -159,6 +169,7 @@ class Engine:
         if sys.platform != "linux":
             raise UsageError(f"gpufeed's data path is Linux only; this is {sys.platform}")
         world = self._world = self._world or World.current()
+        rows = self._rank_rows(world)
         session = self._connect()
         try:
             opened = session.open_dataset(self._dataset.request())
@@ -172,10 +183,11 @@ class Engine:
         if len(old) == len(counts):  # what earlier epochs learned
             counts = [new if new is not None else known for new, known in zip(counts, old)]  # noqa: B905 equal by the line above
         self._sample_counts = counts
+        self.manifest_hash = opened.manifest_hash
         source = FeedSource(
             session=session,
             dataset=opened,
-            order=SampleOrder(self._dataset.seed, self._dataset.shuffle, self._config.batch_rows),
+            order=SampleOrder(self._dataset.seed, self._dataset.shuffle, rows),
             world=world,
             sample_counts=counts,
         )
@@ -187,11 +199,11 @@ class Engine:
         total = self.sample_count()
         if total is None:
             return None
-        assert self._world is not None
+        source = self.open()
         return step_count(
             total,
-            batch_size=self._config.batch_rows,
-            world_size=self._world.world_size,
+            size=source.order.rows.size,
+            world_size=source.world.world_size,
             drop_last=self._config.drop_last,
         )
 
@@ -203,11 +215,63 @@ class Engine:
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
-    def begin(self, epoch: int) -> int:
-        """Start `epoch`; returns a token for `take`. An epoch under way is abandoned."""
+    def set_world(self, world: World) -> None:
+        """Be this rank from the next `begin` on. What was made ahead is given up.
+
+        Raises:
+            UsageError: batches cannot be divided so.
+        """
+        self._rank_rows(world)
+        self._moved = self._generation if self._running else 0
+        self._running = False
+        self._generation += 1
+        self._resources.end_stream()
+        self._world = world
+
+    def resume(self, token: int) -> int:
+        """The token to go on with; another where `set_world` came between."""
+        return self.begin(self.place.cursor()) if token and token == self._moved else token
+
+    def _rank_rows(self, world: World) -> RankRows:
+        config = self._config
+        size = config.global_rows or config.batch_rows * world.world_size
+        if size < world.world_size or (size % world.world_size and not config.uneven):
+            raise UsageError(
+                f"a global batch of {size} samples cannot be divided among {world.world_size} "
+                'ranks; choose a multiple, or uneven="allow" where there are more samples than '
+                "ranks"
+            )
+        return rank_rows(size, rank=world.rank, world_size=world.world_size)
+
+    def _count_samples_before(self, cursor: Cursor) -> None:
+        """Know where `cursor` lies.
+
+        Raises:
+            UsageError: the epoch has fewer samples.
+        """
+        source = self.open()
+        if cursor.samples and self.sample_count() is None:
+            dataset = source.session.index_dataset(source.dataset)
+            source.sample_counts[:] = [shard.sample_count for shard in dataset.shards]
+        total = self.sample_count()
+        if total is not None and cursor.samples > total:
+            raise UsageError(
+                f"cannot go on after {cursor.samples} samples of epoch {cursor.epoch}: the dataset "
+                f"has {total}"
+            )
+
+    def begin(self, cursor: Cursor) -> int:
+        """Start there; returns a token for `take`. An epoch under way is abandoned.
+
+        Raises:
+            UsageError: there is no such place.
+            GpufeedError: whatever the daemon answers.
+        """
         self._began_s = time.monotonic()
+        self._count_samples_before(cursor)
+        epoch = cursor.epoch
         feeder = self._resources.feeder
-        follows = not self._config.continuous or epoch == self._epoch + 1
+        follows = not self._config.continuous or (epoch == self._epoch + 1 and not cursor.samples)
         pool = self._resources.pool
         if (
             feeder is None
@@ -218,11 +282,14 @@ class Engine:
         ):
             self._restart()
             assert self._resources.feeder is not None
-            self._resources.feeder.begin(epoch)
+            self._resources.feeder.begin(cursor)
         elif not self._config.continuous:
-            feeder.begin(epoch)
+            feeder.begin(cursor)
+        source = self.open()
+        self.place.begin(cursor, source.order.rows, world_size=source.world.world_size)
         self._epoch = epoch
         self._generation += 1
+        self._moved = 0
         self._running = self._first = True
         self._skipped_count = 0
         return self._generation
@@ -246,13 +313,17 @@ class Engine:
                 record = self._next()
                 if record is None:
                     self._running = False
+                    self.place.ended()
                     return None
                 self._judge(record)
+                taken = record.index, record.rows, sorted(record.failures)
                 if record.good_count == 0:
                     self._discard(record)
+                    self.place.took(*taken)
                     continue
                 batch = convert(record)
                 self._took()
+                self.place.took(*taken)
                 return batch
         except Exception:
             self.abandon(token)
@@ -288,8 +359,10 @@ class Engine:
             resources.end_stream()
         source = self.open()
         config = self._config
+        rows = source.order.rows.count
+        self._fit_ring(rows)
         feed = FeedConfig(
-            batch_rows=config.batch_rows,
+            batch_rows=rows,
             lookahead=config.lookahead if config.num_workers else 1,
             drop_last=config.drop_last,
             use_slots=config.use_slots and (config.collate is None or self.uses_processes),
@@ -310,6 +383,19 @@ class Engine:
                 target=feeder.run, name="gpufeed-feeder", daemon=True
             )
             resources.thread.start()
+
+    def _fit_ring(self, rows: int) -> None:
+        """A new ring, and new workers, where batches have another size now."""
+        resources = self._resources
+        shape = resources.ring.shape
+        if shape is not None and resources.ring_rows != rows:
+            pool, resources.pool = resources.pool, None
+            if pool is not None:
+                pool.stop()
+            resources.ring.close()
+            pinning = SlotPinning() if self._config.register_slots else None
+            resources.ring = self.hand_over.ring = SlotRing(pinning=pinning)
+        resources.ring_rows = rows
 
     def _local_runner(self, session: Session) -> UnitRunner:
         decode = self._dataset.decode
@@ -439,7 +525,7 @@ def iterate_samples(
     config = EngineConfig(batch_rows=CHUNK_ROWS, use_slots=False)
     engine = Engine(dataset, config, session_factory=session_factory)
     try:
-        token = engine.begin(epoch)
+        token = engine.begin(Cursor(epoch))
         while True:
             samples = engine.take(token, engine.hand_over.samples)
             if samples is None:

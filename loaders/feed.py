@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpufeed.loaders.batch import BatchRecord
 from gpufeed.loaders.order import (
+    RankRows,
     ShardPart,
     Shuffle,
     epoch_shards,
@@ -75,11 +76,11 @@ class FeedStats:
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """How epochs are ordered and cut. `batch_rows` is what one rank takes of a global batch."""
+    """How epochs are ordered and cut. `rows` is what this rank takes of a global batch."""
 
     seed: int
     shuffle: Shuffle
-    batch_rows: int
+    rows: RankRows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,19 +93,14 @@ class FeedSource:
     world: World
     sample_counts: list[int | None]
 
-    def parts_of(self, epoch: int) -> Iterator[ShardPart]:
-        """What this rank reads in `epoch`, in order."""
+    def parts_of(self, epoch: int, start: int = 0) -> Iterator[ShardPart]:
+        """What this rank reads in `epoch` from position `start` on, in order."""
         order, counts, world = self.order, self.sample_counts, self.world
         shards = epoch_shards(len(counts), seed=order.seed, epoch=epoch, shuffle=order.shuffle)
         if world.world_size == 1:
-            return whole_parts(shards)
-        return rank_parts(
-            shards,
-            [count or 0 for count in counts],
-            batch_size=order.batch_rows,
-            rank=world.rank,
-            world_size=world.world_size,
-        )
+            return whole_parts(shards, counts, start=start)
+        known = [count or 0 for count in counts]
+        return rank_parts(shards, known, rows=order.rows, start=start)
 
     def seeds_of(self, epoch: int) -> SeedOf:
         """The seeds of the samples of `epoch`."""

@@ -30,6 +30,7 @@ from gpufeed.loaders.forecast import Forecaster
 from gpufeed.loaders.layout import find_layout
 from gpufeed.loaders.order import ShardPart
 from gpufeed.loaders.pool import WorkerPool
+from gpufeed.loaders.resume import Cursor
 from gpufeed.loaders.samples import Task, borrowed_thread
 from gpufeed.loaders.stream import ArenaStream, Lease
 from gpufeed.loaders.units import UNIT_ROWS_MAX, Unit, UnitResult, UnitRunner
@@ -67,7 +68,7 @@ class Feeder:
         self._open: deque[BatchRecord | EpochEnd] = deque()
         self._current: BatchRecord | None = None
         self._leases: dict[tuple[int, int], Lease] = {}
-        self._orders: deque[int] = deque()
+        self._orders: deque[Cursor] = deque()
         self._parts: Iterator[ShardPart] | None = None
         self._forecast = Forecaster(source)
         self._planning = -1  # epoch whose shards are being planned
@@ -88,9 +89,9 @@ class Feeder:
 
     # The trainer's side.
 
-    def begin(self, epoch: int) -> None:
-        """Run `epoch` after what was begun before."""
-        self._orders.append(epoch)
+    def begin(self, cursor: Cursor) -> None:
+        """Run an epoch from a place in it on, after what was begun before."""
+        self._orders.append(cursor)
         self.wake()
 
     def took(self) -> None:
@@ -257,13 +258,14 @@ class Feeder:
         if len(self._cutting) > EPOCHS_AHEAD_MAX:
             return False
         if self._orders:
-            self._planning = self._orders.popleft()
+            cursor = self._orders.popleft()
         elif self._config.continuous and self._planning >= 0:
-            self._planning += 1
+            cursor = Cursor(self._planning + 1)
         else:
             return False
-        self._forecast.begin(self._planning)
-        self._parts = self._source.parts_of(self._planning)
+        self._planning = cursor.epoch
+        self._forecast.begin(cursor.epoch, cursor.samples)
+        self._parts = self._source.parts_of(cursor.epoch, cursor.samples)
         self._cutting.append(self._planning)
         return True
 

@@ -31,16 +31,16 @@ class Forecaster:
         self._told = -1
         self._rest: Iterator[int] | None = None
 
-    def begin(self, epoch: int) -> None:
-        """The shards of `epoch` are about to be planned."""
-        follows = epoch == self._planned + 1 and epoch == self._told
+    def begin(self, epoch: int, start: int = 0) -> None:
+        """The shards of `epoch` are about to be planned, from position `start` on."""
+        follows = epoch == self._planned + 1 and epoch == self._told and not start
         self._planned = epoch
         self._told = epoch + 1
         following = self._shards(epoch + 1)
         if follows:
             self._rest = following
             return
-        self._rest = itertools.chain(self._shards(epoch), following)
+        self._rest = itertools.chain(self._shards(epoch, start), following)
         self._tell(list(itertools.islice(self._rest, FIRST_SHARDS)), anew=True)
 
     def go_on(self) -> None:
@@ -49,8 +49,8 @@ class Forecaster:
         if rest is not None:
             self._tell(list(rest), anew=False)
 
-    def _shards(self, epoch: int) -> Iterator[int]:
-        return (part.shard for part in self._source.parts_of(epoch))
+    def _shards(self, epoch: int, start: int = 0) -> Iterator[int]:
+        return (part.shard for part in self._source.parts_of(epoch, start))
 
     def _tell(self, shards: list[int], *, anew: bool) -> None:
         if shards or anew:

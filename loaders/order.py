@@ -2,10 +2,11 @@
 
 Shards are permuted by a hash of their number that is our own, so no upgrade of a library changes a
 running order; `ORDER_VERSION` names it. The epoch's sequence is the samples of the shards in that
-order. Global batch k is positions ``[k*B, (k+1)*B)`` of it, with ``B = batch * world size``; rank r
-takes its r-th run of `batch` samples. So the composition of a global batch does not depend on
-workers, prefetch or timing, and every rank makes the same number of steps: the incomplete last
-global batch is dropped when there is more than one rank.
+order. Global batch k is positions ``[k*B, (k+1)*B)`` of it; rank r takes its r-th run of them
+(`RankRows`). So the composition of a global batch does not depend on ranks, workers, prefetch or
+timing, and every rank makes the same number of steps: the incomplete last global batch is dropped
+when there is more than one rank. A job that goes on at position `start` cuts its batches from
+there.
 
 The seed of a sample's randomness comes from (seed, epoch, shard number, number in the shard): the
 same sample in the same epoch is the same to the pixel, wherever it lies in the order.
@@ -79,50 +80,82 @@ def sample_seeds(seed: int, epoch: int) -> Callable[[int, int], int]:
     return sample_seed
 
 
-def step_count(sample_count: int, *, batch_size: int, world_size: int, drop_last: bool) -> int:
-    """Batches that each rank makes of an epoch of `sample_count` samples."""
+@dataclass(frozen=True, slots=True)
+class RankRows:
+    """Rows ``[begin, end)`` of each global batch of `size` samples are one rank's."""
+
+    begin: int
+    end: int
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Samples of the rank's batches."""
+        return self.end - self.begin
+
+
+def rank_rows(size: int, *, rank: int, world_size: int) -> RankRows:
+    """A rank's rows; where the world does not divide `size`, ranks differ by at most one row."""
+    return RankRows(rank * size // world_size, (rank + 1) * size // world_size, size)
+
+
+def step_count(sample_count: int, *, size: int, world_size: int, drop_last: bool) -> int:
+    """Global batches of `size` that are made of `sample_count` samples, on each rank alike."""
     if world_size > 1 or drop_last:
-        return sample_count // (batch_size * world_size)
-    return -(-sample_count // batch_size)
+        return sample_count // size
+    return -(-sample_count // size)
 
 
-def whole_parts(order: npt.NDArray[np.int64]) -> Iterator[ShardPart]:
-    """All samples of all shards: what the only rank of a job reads. Needs no sample counts."""
-    return (ShardPart(int(shard)) for shard in order)
+def whole_parts(
+    order: npt.NDArray[np.int64], counts: Sequence[int | None] = (), *, start: int = 0
+) -> Iterator[ShardPart]:
+    """All samples from position `start` on: what the only rank of a job reads.
+
+    Args:
+        order: shard numbers, as `epoch_shards` gives them.
+        counts: samples of each shard; looked at only up to the one that `start` lies in.
+        start: samples to leave out.
+    """
+    for shard in order:
+        if not start:
+            yield ShardPart(int(shard))
+            continue
+        count = counts[shard]
+        assert count is not None, "shards before the start are counted"
+        if start < count:
+            yield ShardPart(int(shard), ((start, count),))
+        start = max(0, start - count)
 
 
 def rank_parts(
     order: npt.NDArray[np.int64],
     counts: Sequence[int],
     *,
-    batch_size: int,
-    rank: int,
-    world_size: int,
+    rows: RankRows,
+    start: int = 0,
 ) -> Iterator[ShardPart]:
-    """What `rank` reads, in order; shards that none of its slices touches are left out.
+    """What a rank reads, in order; shards that none of its slices touches are left out.
 
     Args:
         order: shard numbers, as `epoch_shards` gives them.
         counts: samples of each shard, by shard number.
-        batch_size: samples a rank takes of each global batch.
-        rank: this rank.
-        world_size: number of ranks.
+        rows: the rank's rows of each global batch.
+        start: position at which the first global batch begins.
     """
-    stride = batch_size * world_size
-    steps = sum(counts) // stride
-    start = 0
+    steps = max(0, sum(counts) - start) // rows.size
+    begin = -start  # of the shard, from where the first batch begins
     for shard in order:
         if not counts[shard]:
             continue
-        end = start + counts[shard]
+        end = begin + counts[shard]
         ranges = []
-        step = max(0, (start - (rank + 1) * batch_size) // stride + 1)
+        step = max(0, (begin - rows.end) // rows.size + 1)
         while step < steps:
-            low = step * stride + rank * batch_size
+            low = step * rows.size + rows.begin
             if low >= end:
                 break
-            ranges.append((max(low, start) - start, min(low + batch_size, end) - start))
+            ranges.append((max(low, begin) - begin, min(low + rows.count, end) - begin))
             step += 1
         if ranges:
             yield ShardPart(int(shard), tuple(ranges))
-        start = end
+        begin = end

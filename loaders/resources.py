@@ -25,6 +25,7 @@ class Resources:
 
     pid: int
     ring: SlotRing
+    ring_rows: int = 0
     pool: WorkerPool | None = None
     arena_id: tuple[int, int] = (0, 0)
     feeder: Feeder | None = None

@@ -106,6 +106,10 @@ class FakeDaemon:
     def __post_init__(self) -> None:
         self.fd = os.memfd_create("fake-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, self.slots * self.extent_bytes)
+        # Of all sessions.
+        self.free = list(range(self.slots))
+        if self.scatter:  # no two neighbours follow each other
+            self.free = self.free[::2] + self.free[1::2]
 
     def open_session(self, *, daemon: str | None = None, window_bytes: int) -> FakeSession:
         self.sessions += 1
@@ -128,9 +132,7 @@ class FakeSession:
         self.lock_fd = os.dup(daemon.fd)
         self._pid = os.getpid()
         self._ours, self._theirs = socket.socketpair()
-        self._free = list(range(daemon.slots))
-        if daemon.scatter:  # no two neighbours follow each other
-            self._free = self._free[::2] + self._free[1::2]
+        self._free = daemon.free
         self._window = min(daemon.window_extents, daemon.slots)
         self._leased: dict[int, int] = {}
         self._seq = 0
@@ -214,6 +216,7 @@ class FakeSession:
         os.close(self.lock_fd)
         if self._position == len(self._plan) and not self._events:
             self.left = dict(self._leased)
+        self._free.extend(self._leased.values())
 
     @property
     def leased_count(self) -> int:

@@ -35,6 +35,7 @@ from gpufeed.cachefs.errors import (
 from gpufeed.loaders import DataLoader, ShardDataset, World
 from gpufeed.loaders.engine import Engine, EngineConfig, iterate_samples
 from gpufeed.loaders.feeder import PLAN_AHEAD_SHARDS
+from gpufeed.loaders.resume import Cursor
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -349,7 +350,7 @@ def test_ranks_share_each_global_batch_and_make_equal_steps(daemon):
         engine = Engine(
             dataset, config, world=World(rank, 3, rank, 3), session_factory=daemon.open_session
         )
-        token = engine.begin(0)
+        token = engine.begin(Cursor(0))
         batches = []
         while (batch := engine.take(token, engine.hand_over.to_torch)) is not None:
             batches.append(batch["key"])

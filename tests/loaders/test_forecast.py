@@ -40,8 +40,8 @@ class Source:
     def session(self):
         return self
 
-    def parts_of(self, epoch: int):
-        return (Part(100 * epoch + i) for i in range(self.count))
+    def parts_of(self, epoch: int, start: int = 0):
+        return (Part(100 * epoch + i) for i in range(start, self.count))
 
     def forecast(self, dataset, shards, *, job: str, anew: bool) -> None:
         self.told.append((list(shards), anew))
@@ -84,3 +84,15 @@ def test_jobs_of_other_seeds_or_datasets_are_others() -> None:
     jobs = [Forecaster(source)._job for source in sources]
     assert jobs[0] == jobs[3]
     assert len(set(jobs)) == 3
+
+
+def test_an_epoch_that_is_gone_on_with_is_told_from_there() -> None:
+    source = Source(count=4)
+    forecaster = Forecaster(source)
+    forecaster.begin(7, 2)
+    forecaster.go_on()
+    forecaster.begin(8)
+    forecaster.go_on()
+    told = [number for shards, _ in source.told for number in shards]
+    assert told == [702, 703, *range(800, 804), *range(900, 904)]
+    assert [anew for _, anew in source.told] == [True, False, False]

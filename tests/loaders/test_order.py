@@ -7,6 +7,7 @@ from gpufeed.loaders.order import (
     epoch_shards,
     mix,
     rank_parts,
+    rank_rows,
     sample_seeds,
     step_count,
     whole_parts,
@@ -44,29 +45,74 @@ def test_the_order_of_a_version_never_changes():
     assert sample_seeds(1, 2)(3, 4) == mix(1, 1, 2, 3, 4)
 
 
-@given(
-    counts_lists,
-    st.integers(1, 7),
-    st.integers(1, 6),
-    st.integers(0, 3),
-)
-def test_ranks_cut_every_global_batch_into_neighbouring_runs(counts, batch, world, epoch):
+def read(parts, counts) -> list[tuple[int, int]]:
+    """The samples of a rank's parts, in order."""
+    got = []
+    for part in parts:
+        assert part.ranges
+        for low, high in part.ranges:
+            assert 0 <= low < high <= counts[part.shard]
+            got += [(part.shard, i) for i in range(low, high)]
+    return got
+
+
+def global_batches(order, counts, size, world_size, start=0) -> list[list[tuple[int, int]]]:
+    """What all ranks read, put together step by step."""
+    steps = max(0, sum(counts) - start) // size
+    batches = [[] for _ in range(steps)]
+    for rank in range(world_size):
+        rows = rank_rows(size, rank=rank, world_size=world_size)
+        got = read(rank_parts(order, counts, rows=rows, start=start), counts)
+        assert len(got) == steps * rows.count
+        for step in range(steps):
+            batches[step] += got[step * rows.count : (step + 1) * rows.count]
+    return batches
+
+
+@given(counts_lists, st.integers(1, 40), st.data(), st.integers(0, 3))
+def test_a_global_batch_is_the_same_on_every_world(counts, size, data, epoch):
     order = epoch_shards(len(counts), seed=5, epoch=epoch, shuffle="shards")
     sequence = [(int(shard), i) for shard in order for i in range(counts[shard])]
-    steps = step_count(sum(counts), batch_size=batch, world_size=world, drop_last=True)
-    for rank in range(world):
-        got = []
-        for part in rank_parts(order, counts, batch_size=batch, rank=rank, world_size=world):
-            assert part.ranges
-            for low, high in part.ranges:
-                assert 0 <= low < high <= counts[part.shard]
-                got += [(part.shard, i) for i in range(low, high)]
-        stride = batch * world
-        want = []
-        for step in range(steps):
-            begin = step * stride + rank * batch
-            want += sequence[begin : begin + batch]
-        assert got == want
+    want = [sequence[k * size : (k + 1) * size] for k in range(len(sequence) // size)]
+    world_size = data.draw(st.integers(1, min(size, 64)))
+    assert global_batches(order, counts, size, world_size) == want
+
+
+@given(counts_lists, st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 9)),
+       min_size=1, max_size=5))  # fmt: skip
+def test_changes_of_world_and_batch_lose_and_repeat_nothing(counts, legs):
+    """Each leg: a world, samples a rank and batch, and the steps until the next change."""
+    order = epoch_shards(len(counts), seed=5, epoch=0, shuffle="shards")
+    sequence = [(int(shard), i) for shard in order for i in range(counts[shard])]
+    taken = []
+    for world_size, batch, steps in legs:
+        size = world_size * batch
+        for got in global_batches(order, counts, size, world_size, start=len(taken))[:steps]:
+            taken += got
+    assert taken == sequence[: len(taken)]
+    assert sum(counts) - len(taken) >= 0
+
+
+@given(counts_lists, st.integers(0, 1300))
+def test_the_only_rank_goes_on_anywhere(counts, start):
+    order = epoch_shards(len(counts), seed=5, epoch=0, shuffle="shards")
+    sequence = [(int(shard), i) for shard in order for i in range(counts[shard])]
+    start = min(start, len(sequence))
+    got = []
+    for part in whole_parts(order, counts, start=start):
+        low, high = part.ranges[0] if part.ranges else (0, counts[part.shard])
+        got += [(part.shard, i) for i in range(low, high)]
+    assert got == sequence[start:]
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_ranks_differ_by_at_most_one_row(size, world_size):
+    rows = [rank_rows(size, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert [r.begin for r in rows] == [0, *(r.end for r in rows[:-1])]
+    assert rows[-1].end == size
+    assert max(r.count for r in rows) - min(r.count for r in rows) <= 1
+    if size % world_size == 0:
+        assert {r.count for r in rows} == {size // world_size}
 
 
 def test_the_only_rank_reads_every_shard_whole():
@@ -79,7 +125,7 @@ def test_the_only_rank_reads_every_shard_whole():
     [(10, False, 1, 4), (10, True, 1, 3), (10, False, 2, 1), (0, False, 1, 0)],
 )
 def test_step_counts_follow_the_drop_rule(total, drop, world, want):
-    assert step_count(total, batch_size=3, world_size=world, drop_last=drop) == want
+    assert step_count(total, size=3 * world, world_size=world, drop_last=drop) == want
 
 
 @given(st.integers(0, 2**40), st.integers(0, 1000))
