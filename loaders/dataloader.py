@@ -267,6 +267,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "batches": own.batches_count,
             "shards": feed.shards_count,
             "units": feed.units_count,
+            "reconnects": own.reconnects_count,
             "stall_s": own.stall_s,
             "first_batch_s": own.first_batch_s,
             "bytes_by_tier": dict(feed.bytes_by_tier),
@@ -344,8 +345,7 @@ class _Iterator:
     def __next__(self) -> Any:
         if self._samples:
             return self._next_sample()
-        self._token = self._engine.resume(self._token)
-        batch = self._engine.take(self._token, self._convert)
+        self._token, batch = self._engine.take_on(self._token, self._convert)
         if batch is None:
             raise StopIteration
         if not self._single:

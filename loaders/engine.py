@@ -2,7 +2,8 @@
 
 Life: `begin(cursor)`, then `take` until it returns None; then the next epoch. An epoch that is left
 early is abandoned: its session is closed, which returns every lease, and the next epoch opens a
-new one. `place` is where the trainer stands; `set_world` changes the ranks there. Workers and the
+new one. `place` is where the trainer stands; `set_world` changes the ranks there, and a daemon that
+goes away is sought for a while and gone on with from there (`take_on`). Workers and the
 ring of batch slots live until `close`. The order of starting is fixed: session, workers, feeder
 thread, so that no thread of ours exists when a worker is forked.
 
@@ -25,7 +26,15 @@ from multiprocessing.context import BaseContext
 from queue import Empty
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpufeed.cachefs.errors import CorruptSampleError, GpufeedError, UsageError, WorkerError
+from gpufeed.cachefs.errors import (
+    CorruptSampleError,
+    DaemonUnavailableError,
+    GpufeedError,
+    ShardChangedError,
+    UsageError,
+    WorkerError,
+)
+from gpufeed.cachefs.reconnect import Patience
 from gpufeed.loaders.batch import BatchRecord, HandOver
 from gpufeed.loaders.batchslots import SlotRing
 from gpufeed.loaders.dataset import ShardDataset
@@ -93,6 +102,7 @@ class EngineStats:
     """What the trainer's side counts. Times in seconds."""
 
     batches_count: int = 0
+    reconnects_count: int = 0
     stall_s: float = 0.0
     first_batch_s: float = 0.0
     skipped_count: int = 0
@@ -122,7 +132,9 @@ class Engine:
         self.hand_over = HandOver(self._resources.ring, here)
         self._sample_counts: list[int | None] | None = None
         self.manifest_hash = ""
+        self._read_hash = ""  # of what the epoch under way was begun with
         self.place = Place()
+        self._patience = Patience()
         self._generation = 0
         self._moved = 0  # the token that was valid when the world changed under it
         self._epoch = -1
@@ -228,9 +240,27 @@ class Engine:
         self._resources.end_stream()
         self._world = world
 
-    def resume(self, token: int) -> int:
-        """The token to go on with; another where `set_world` came between."""
-        return self.begin(self.place.cursor()) if token and token == self._moved else token
+    def take_on(self, token: int, convert: Callable[[BatchRecord], T]) -> tuple[int, T | None]:
+        """As `take`, going on where the world has changed or the daemon has gone away.
+
+        Returns the token for the next call, and the batch.
+
+        Raises:
+            DaemonUnavailableError: no daemon was there for `gpufeed.cachefs.reconnect.LIMIT_S`.
+            GpufeedError: as `take`.
+        """
+        while True:
+            try:
+                if token == self._moved:
+                    token = self.begin(self.place.cursor())
+                batch = self.take(token, convert)
+            except DaemonUnavailableError as error:
+                self._moved = token
+                time.sleep(self._patience.delay_s(error, time.monotonic()))
+                self.stats.reconnects_count += 1
+            else:
+                self._patience.read()
+                return token, batch
 
     def _rank_rows(self, world: World) -> RankRows:
         config = self._config
@@ -253,6 +283,14 @@ class Engine:
         if cursor.samples and self.sample_count() is None:
             dataset = source.session.index_dataset(source.dataset)
             source.sample_counts[:] = [shard.sample_count for shard in dataset.shards]
+        if cursor.samples and self._read_hash not in ("", source.dataset.manifest_hash):
+            raise ShardChangedError(
+                f"the dataset has changed within epoch {cursor.epoch}: its manifest was "
+                f"{self._read_hash[:16]}, it is {source.dataset.manifest_hash[:16]} now, so that "
+                "its order cannot be gone on with; begin the epoch anew with set_epoch, or name "
+                "the shards instead of a prefix"
+            )
+        self._read_hash = source.dataset.manifest_hash
         total = self.sample_count()
         if total is not None and cursor.samples > total:
             raise UsageError(
@@ -286,12 +324,13 @@ class Engine:
         elif not self._config.continuous:
             feeder.begin(cursor)
         source = self.open()
+        if not cursor.samples:
+            self._skipped_count = 0
         self.place.begin(cursor, source.order.rows, world_size=source.world.world_size)
         self._epoch = epoch
         self._generation += 1
         self._moved = 0
         self._running = self._first = True
-        self._skipped_count = 0
         return self._generation
 
     def take(self, token: int, convert: Callable[[BatchRecord], T]) -> T | None:
@@ -527,7 +566,7 @@ def iterate_samples(
     try:
         token = engine.begin(Cursor(epoch))
         while True:
-            samples = engine.take(token, engine.hand_over.samples)
+            token, samples = engine.take_on(token, engine.hand_over.samples)
             if samples is None:
                 return
             yield from samples

@@ -34,8 +34,9 @@ class Place:
     def begin(self, cursor: Cursor, rows: RankRows, *, world_size: int) -> None:
         """An epoch is run from `cursor` on."""
         self._start, self._rows, self._world_size = cursor, rows, world_size
-        self._cursors.clear()
-        self._cursors.append(cursor)
+        if cursor != self._cursors[-1]:  # else it is gone on with
+            self._cursors.clear()
+            self._cursors.append(cursor)
         self._left = 0
 
     def took(self, index: int, rows: int, failed: Sequence[int] = ()) -> None:

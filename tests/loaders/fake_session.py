@@ -100,6 +100,9 @@ class FakeDaemon:
     indexed: bool = False
     scatter: bool = False
     fail_at: tuple[int, Exception] | None = None
+    # Extents after which each next session is lost; sessions that are refused before that.
+    lives: list[int] = field(default_factory=list)
+    absences: int = 0
     sessions: int = 0
     plans: list[list[int]] = field(default_factory=list)
 
@@ -113,6 +116,9 @@ class FakeDaemon:
 
     def open_session(self, *, daemon: str | None = None, window_bytes: int) -> FakeSession:
         self.sessions += 1
+        if self.absences:
+            self.absences -= 1
+            raise DaemonUnavailableError("no fake daemon answers")
         return FakeSession(self, window_bytes)
 
     def samples(self, order: Sequence[int] | None = None) -> list[dict]:
@@ -133,6 +139,7 @@ class FakeSession:
         self._pid = os.getpid()
         self._ours, self._theirs = socket.socketpair()
         self._free = daemon.free
+        self._life = daemon.lives.pop(0) if daemon.lives else -1
         self._window = min(daemon.window_extents, daemon.slots)
         self._leased: dict[int, int] = {}
         self._seq = 0
@@ -245,6 +252,9 @@ class FakeSession:
             self._extent = self._sample = 0
 
     def _publish_extent(self, shard: FakeShard) -> None:
+        if self._life == 0:
+            self._emit(FailEvent(-1, DaemonUnavailableError("")))
+        self._life -= 1
         begin = self._extent * self.extent_bytes
         piece = shard.data[begin : begin + self.extent_bytes]
         slot = self._free.pop(0)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_helpers import fails_on_seven, keys_of, noisy, whole
 
-from gpufeed.cachefs.errors import UsageError
+from gpufeed.cachefs import reconnect
+from gpufeed.cachefs.errors import DaemonUnavailableError, ShardChangedError, UsageError
 from gpufeed.loaders import DataLoader, ShardDataset
 from gpufeed.loaders.order import ORDER_VERSION
 from gpufeed.loaders.place import BEHIND_MAX
@@ -229,6 +230,48 @@ def test_one_by_one_on_several_ranks_only_where_all_stand_alike(job):
     next(iterator)
     with pytest.raises(UsageError, match="15 are left"):
         loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_daemon_that_goes_away_is_gone_on_with(job, workers, persistent):
+    want = [keys_of(job.loader(batch_size=8)), keys_of(job.loader(batch_size=8, state=state(1)))]
+    draw = random.Random(7)
+    job.daemon.lives = [draw.randint(0, 5) for _ in range(12)]
+    options = {"persistent_workers": True} if persistent and workers else {}
+    loader = job.loader(batch_size=8, num_workers=workers, **options)
+    iterator = iter(loader)
+    job.daemon.absences = 3
+    first = [key for batch in iterator for key in batch["key"]]
+    assert [first, keys_of(loader)] == want
+    assert not job.daemon.lives, "the last of them was never lost"
+    assert loader.stats()["reconnects"] >= 12 + 3
+
+
+def test_a_daemon_that_stays_away_is_given_up_with_a_reason(job, monkeypatch):
+    monkeypatch.setattr(reconnect, "LIMIT_S", 0.2)
+    loader = job.loader(batch_size=8)
+    iterator = iter(loader)
+    next(iterator)
+    job.daemon.lives, job.daemon.absences = [], 1 << 30
+    loader.set_world(0, 1)
+    with pytest.raises(DaemonUnavailableError, match="sought for 0 s: no fake daemon answers"):
+        next(iterator)
+    job.daemon.absences = 0
+    again = job.loader(batch_size=8, state=loader.state_dict())
+    assert len(keys_of(again)) == 74
+
+
+def test_a_dataset_that_changed_while_the_daemon_was_away_is_not_gone_on_with(job):
+    loader = job.loader(batch_size=8)
+    iterator = iter(loader)
+    next(iterator)
+    job.daemon.shards.append(make_shards([1] * 8)[-1])
+    loader.set_world(0, 1)
+    with pytest.raises(ShardChangedError, match="changed within epoch 0"):
+        next(iterator)
+    loader.set_epoch(0)
+    assert len(keys_of(loader)) == 83
 
 
 def test_an_iterator_that_is_left_begins_the_next_epoch(job):

@@ -1,0 +1,45 @@
+"""A training process that reads epochs through a daemon that is killed.
+
+Arguments: socket, URL, workers, epochs to read at least, file whose presence ends it. It prints
+"ready" after its first batch, then one JSON: the samples of each epoch in order (key and checksum),
+and how often it found another daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zlib
+
+from gpufeed.loaders import DataLoader, ShardDataset
+
+BATCH = 16
+
+
+def summed(sample):
+    return {"key": sample["__key__"], "crc": zlib.crc32(sample["jpg"])}
+
+
+def main(socket: str, url: str, workers: str, epochs_min: str, stop_path: str) -> None:
+    count = int(workers)
+    loader = DataLoader(
+        ShardDataset(url, decode=summed, seed=3, daemon=socket), batch_size=BATCH,
+        num_workers=count, multiprocessing_context="forkserver" if count else None,
+        persistent_workers=count > 0,
+    )  # fmt: skip
+    epochs = []
+    while len(epochs) < int(epochs_min) or not os.path.exists(stop_path):
+        epoch = []
+        for batch in loader:
+            if not epochs and not epoch:
+                print("ready", flush=True)
+            epoch += zip(batch["key"], batch["crc"].tolist(), strict=True)
+        epochs.append(epoch)
+    reconnects = loader.stats()["reconnects"]
+    loader.close()
+    print(json.dumps({"epochs": epochs, "reconnects": reconnects}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,71 @@
+"""kill -9 the daemon again and again under a training loop, which does not notice.
+
+Each sample of each epoch comes once, in the order of the epoch, with the right bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+from node import make_samples, tar_of
+
+from gpufeed.cachefs.testing.pytest_plugin import BUCKET
+from gpufeed.loaders.order import epoch_shards
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+SHARDS, SAMPLES = 12, 40
+KILLS = 20
+LIFE_S_MAX = 0.8
+ARENA = {"GPUFEED_ARENA_SIZE_BYTES": "24MiB"}
+TIMEOUT_S = 180
+
+
+def put_data(node) -> list[list[tuple[str, int]]]:
+    """Shards in the bucket; what each holds."""
+    known = []
+    for number in range(SHARDS):
+        samples = make_samples(SAMPLES, number)
+        (node.bucket / f"train-{number:03d}.tar").write_bytes(tar_of(samples))
+        known.append([(key, zlib.crc32(fields["jpg"])) for key, fields in samples.items()])
+    return known
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_training_loop_goes_on_over_kills_of_its_daemon(chaos, place: Path, workers) -> None:
+    known = put_data(chaos)
+    draw = random.Random(workers)
+    url = f"oss://{BUCKET}/train-{{000..{SHARDS - 1:03d}}}.tar"
+    daemon = chaos.start(**ARENA)
+    script = Path(__file__).with_name("loader_epochs.py")
+    with subprocess.Popen(
+        [sys.executable, script, chaos.socket, url, str(workers), "3", place / "stop"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as trainer:  # fmt: skip
+        try:
+            assert trainer.stdout.readline() == b"ready\n", trainer.stderr.read().decode()
+            for _ in range(KILLS):
+                time.sleep(draw.uniform(0.0, LIFE_S_MAX))
+                assert trainer.poll() is None, trainer.stderr.read().decode()
+                chaos.stop(daemon, signal.SIGKILL)
+                daemon = chaos.start(**ARENA)
+            (place / "stop").touch()
+            output, errors = trainer.communicate(timeout=TIMEOUT_S)
+        finally:
+            trainer.kill()
+    assert trainer.returncode == 0, errors.decode()
+    found = json.loads(output)
+    print(f"{len(found['epochs'])} epochs, {found['reconnects']} times another daemon")
+    assert found["reconnects"] >= KILLS // 2
+    for epoch, got in enumerate(found["epochs"]):
+        order = epoch_shards(SHARDS, seed=3, epoch=epoch, shuffle="shards")
+        want = [[key, crc] for shard in order for key, crc in known[shard]]
+        assert got == want, f"epoch {epoch}"
