@@ -12,6 +12,8 @@ Owned by the daemon's loop.
 
 from __future__ import annotations
 
+import logging
+
 from gpufeed.cachefs.arena.ledger import ArenaLedger
 from gpufeed.cachefs.arena.pool import SlotPool
 from gpufeed.cachefs.clock import Clock
@@ -19,6 +21,8 @@ from gpufeed.cachefs.errors import CapacityError, DaemonUnavailableError
 from gpufeed.cachefs.metrics import Metrics
 from gpufeed.cachefs.units import MIB, format_bytes
 from gpufeed.daemon.windows import Windows
+
+_LOG = logging.getLogger("gpufeed.memory")
 
 # Seen at most with 500 streams: 84 MiB. In a small container it is half of all.
 HEAP_BYTES_RESERVED_MAX = 128 * MIB
@@ -79,7 +83,11 @@ class ArenaMemory:
         """See what earlier daemons' arenas take now, and use what they leave."""
         arena = self._pool.arena
         self._looked_s = self._clock.monotonic_s()
-        held_bytes = self._ledger.bytes_elsewhere(frozenset((arena.arena_id,)), self._tenant)
+        try:
+            held_bytes = self._ledger.bytes_elsewhere(frozenset((arena.arena_id,)), self._tenant)
+        except OSError as error:
+            _LOG.warning("arenas of earlier daemons cannot be looked at: %s", error)
+            return
         self._elsewhere_bytes = held_bytes
         room_bytes = max(0, self._limit_bytes - held_bytes)
         if held_bytes:

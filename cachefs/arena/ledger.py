@@ -23,6 +23,7 @@ Owned by the daemon's loop; a look takes some 20 us a file, of which there is on
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -42,6 +43,8 @@ ENTRY_BYTES = TOUCHED_OFFSET + _TOUCHED.size
 TENANT_BYTES_MAX = 64
 FOLDER_SUFFIX = ".arenas"
 _UNFINISHED = "new-"
+# Gone meanwhile; a link or a socket, which we do not make.
+_NOT_OURS = frozenset({errno.ENOENT, errno.ELOOP, errno.ENXIO})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,9 @@ class ArenaEntry:
 
     def touched(self, touched_bytes: int) -> None:
         """So much of the arena has memory now."""
-        os.pwrite(self._writing, _TOUCHED.pack(touched_bytes), TOUCHED_OFFSET)
+        # In place; only a full file system that copies on write refuses, and keeps what was told.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._writing, _TOUCHED.pack(touched_bytes), TOUCHED_OFFSET)
 
     def close(self) -> None:
         """The daemon lets go. The file goes with it, unless a client maps the arena still."""
@@ -143,7 +148,11 @@ class ArenaLedger:
             ) from None
 
     def bytes_elsewhere(self, own_ids: frozenset[str], tenant: str) -> int:
-        """Memory of arenas but `own_ids` that counts for this tenant. Files of none are removed."""
+        """Memory of arenas but `own_ids` that counts for this tenant. Files of none are removed.
+
+        Raises:
+            OSError: it cannot be looked at, for want of descriptors for example.
+        """
         return sum(
             found.touched_bytes
             for found in self._elsewhere(own_ids)
@@ -166,8 +175,10 @@ def _clear(path: str) -> Elsewhere | None:
     """Remove the file if nobody has its lock; else what it says, if it is ours."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:  # no file, or nothing that we made
-        return None
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            return None
+        raise
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

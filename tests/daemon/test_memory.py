@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -92,6 +93,24 @@ async def test_it_is_looked_again_for_want_of_slots_but_not_all_the_time(
     assert node.metrics.get("arena_elsewhere_bytes") == 0
     for slot in slots:
         node.pool.drop(slot)
+    node.close()
+
+
+async def test_what_cannot_be_looked_at_stays(tmp_path: Path, monkeypatch, caplog) -> None:
+    node = Node(tmp_path, limit=90, slots=64, old=70)
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        node.memory.look()
+    assert "cannot be looked at: [Errno 24] too many open files" in caplog.text
+    assert node.metrics.get("arena_elsewhere_bytes") == 70 * EXTENT
+    assert node.memory.refusal() is not None
+    node.let_go()
+    node.memory.look()
+    assert node.memory.refusal() is None
     node.close()
 
 
