@@ -24,6 +24,8 @@ SHM_BYTES = 64 * 1000 * 1000
 MEMLOCK_BYTES = 64 * 1024
 # sys/inotify.h: create, moved in, opened for writing and closed.
 WATCHED = 0x100 | 0x80 | 0x8
+# Root of a namespace of its own, nobody's elsewhere: no capability of it reaches out.
+IN_USER_NAMESPACE = ["unshare", "--user", "--map-root-user"]
 
 
 def settle() -> int:
@@ -194,6 +196,7 @@ def run_trainer(spec: dict[str, Any]) -> dict[str, Any]:
         "socket": attack_socket(spec["socket"]),
         "arena": attack_arena(spec["socket"]),
         "shm": shm_use(watch),
+        "user_namespace": os.readlink("/proc/self/ns/user"),
         "processes": sum(name.isdigit() for name in os.listdir("/proc")),
     }
 
@@ -211,6 +214,8 @@ def enter_trainer(spec: dict[str, Any]) -> None:
     text = json.dumps({**spec, "watch": watch})
     command = [*without("sys_admin", "ipc_lock", "sys_ptrace", "dac_read_search")]
     command += [sys.executable, __file__, "inside", text]
+    if spec["user"]:
+        command[:0] = IN_USER_NAMESPACE
     os.execvp(command[0], command)
 
 

@@ -1,8 +1,8 @@
 """Daemon and trainer in two "pods": they share the socket's directory, read-only, nothing else.
 
-Mount, IPC, PID and network namespaces of their own (a trainer with nothing but a loopback), 64 MB
-of /dev/shm each, 64 KiB of locked memory, and a trainer that is root without the capabilities that
-a container's root does not have.
+Mount, IPC, PID and network namespaces of their own (a trainer with nothing but a loopback), and
+once a user namespace too; 64 MB of /dev/shm each, 64 KiB of locked memory, and a trainer that is
+root without the capabilities that a container's root does not have.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def place() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+@pytest.mark.parametrize("user", [False, True], ids=["root", "root of a user namespace"])
 @pytest.mark.skipif(not can_unshare(), reason="needs root and the right to make namespaces")
-def test_a_trainer_in_another_pod_reads_and_can_do_no_harm(place: Path) -> None:
+def test_a_trainer_in_another_pod_reads_and_can_do_no_harm(place: Path, user: bool) -> None:
     bucket = place / "root" / BUCKET
     bucket.mkdir()
     wanted: dict[str, str] = {}
@@ -54,7 +55,7 @@ def test_a_trainer_in_another_pod_reads_and_can_do_no_harm(place: Path) -> None:
         wanted |= {k: hashlib.sha256(fields["jpg"]).hexdigest() for k, fields in samples.items()}
     spec = {
         "socket": str(place / "run" / "d.sock"), "cache": str(place / "cache"),
-        "root": str(place / "root"), "url": f"oss://{BUCKET}/train-{{000..002}}.tar",
+        "root": str(place / "root"), "user": user, "url": f"oss://{BUCKET}/train-{{000..002}}.tar",
     }  # fmt: skip
     daemon = subprocess.Popen(
         [*UNSHARE, sys.executable, POD, "daemon", json.dumps(spec)],
@@ -80,6 +81,7 @@ def test_a_trainer_in_another_pod_reads_and_can_do_no_harm(place: Path) -> None:
     nothing = {"events_bytes": 0, "used_bytes": 0, "names": []}
     assert trainer["shm"] == nothing
     assert ended["shm"] == nothing
+    assert (trainer["user_namespace"] != os.readlink("/proc/self/ns/user")) == user
     assert trainer["processes"] <= 3, "it sees the other pod's processes"
 
     # EXDEV: what it would put there lies on another file system, as there is nowhere else to lie.
