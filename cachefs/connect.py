@@ -47,6 +47,7 @@ def open_session(
     *,
     daemon: str | None = None,
     window_bytes: int = 0,
+    whole: bool = False,
     token: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Session:
@@ -55,6 +56,7 @@ def open_session(
     Args:
         daemon: auto, required, off or a path; None leaves it to ``GPUFEED_DAEMON``.
         window_bytes: see `Session.connect`.
+        whole: see `Session.connect`.
         token: of the tenant; None leaves it to the environment.
         environ: the environment; None is the process's own.
 
@@ -65,7 +67,7 @@ def open_session(
     """
     environ = os.environ if environ is None else environ
     mode = daemon or environ.get("GPUFEED_DAEMON", "") or "auto"
-    wanted = _Wanted(window_bytes, token if token is not None else _token(environ))
+    wanted = _Wanted(window_bytes, token if token is not None else _token(environ), whole=whole)
     if mode not in _MODES:
         return wanted.connect(mode)
     if mode != "off":
@@ -89,9 +91,12 @@ class _Wanted:
 
     window_bytes: int
     token: str | None = field(repr=False)
+    whole: bool = False
 
     def connect(self, path: str) -> Session:
-        return Session.connect(path, window_bytes=self.window_bytes, token=self.token)
+        return Session.connect(
+            path, window_bytes=self.window_bytes, whole=self.whole, token=self.token
+        )
 
 
 def _token(environ: Mapping[str, str]) -> str | None:

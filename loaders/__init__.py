@@ -13,6 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpufeed.loaders.blocks import window
     from gpufeed.loaders.dataloader import DataLoader
     from gpufeed.loaders.dataset import ShardDataset
     from gpufeed.loaders.decode import image_crop
@@ -27,6 +28,7 @@ __all__ = [
     "image_crop",
     "record_stream",
     "to_device",
+    "window",
 ]
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     "image_crop": "gpufeed.loaders.decode",
     "record_stream": "gpufeed.loaders.transfer",
     "to_device": "gpufeed.loaders.transfer",
+    "window": "gpufeed.loaders.blocks",
 }
 
 if sys.platform != "linux":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpufeed.cachefs.errors import UsageError
 from gpufeed.cachefs.units import KIB, MIB, format_bytes
+from gpufeed.loaders.blocks import window_of
 from gpufeed.loaders.order import Shuffle
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class ShardDataset:
         kind: ``"tar"``, ``"loose"``, or ``"auto"`` to tell by the names.
         decode: turns a sample dict into what the trainer wants. Runs in the decode workers, with
             `random`, `numpy.random` and torch seeded for this sample. Must not keep the fields.
-        shuffle: ``"shards"`` permutes the shards each epoch, ``"none"`` keeps the listed order.
+        shuffle: ``"shards"`` permutes the shards each epoch; ``window(n)`` also mixes the samples
+            of n of them; ``"none"`` keeps the listed order.
         seed: of the order and of the transforms.
         storage_options: endpoint, key, secret, token, region, named as ossfs names them.
         daemon: ``"auto"``, ``"required"``, ``"off"`` or a socket path; None takes the environment.
@@ -82,11 +84,14 @@ class ShardDataset:
             raise UsageError(f"urls is {self.urls!r}; give an address or a list of addresses")
         for name, value, allowed in (
             ("kind", self.kind, ("auto", "tar", "loose")),
-            ("shuffle", self.shuffle, ("shards", "none")),
             ("on_error", self.on_error, ("raise", "skip")),
         ):
             if value not in allowed:
                 raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        if not window_of(self.shuffle) and self.shuffle not in ("shards", "none"):
+            raise UsageError(
+                f'shuffle is {self.shuffle!r}; it must be "shards", "none" or window(n)'
+            )
         if self.decode is not None and not callable(self.decode):
             raise UsageError(f"decode is {self.decode!r}; it must be callable")
         if self.skip_limit < 0:

@@ -27,6 +27,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpufeed.cachefs.errors import (
+    CapacityError,
     CorruptSampleError,
     DaemonUnavailableError,
     GpufeedError,
@@ -37,6 +38,8 @@ from gpufeed.cachefs.errors import (
 from gpufeed.cachefs.reconnect import Patience
 from gpufeed.loaders.batch import BatchRecord, HandOver
 from gpufeed.loaders.batchslots import SlotRing
+from gpufeed.loaders.blocks import window_of
+from gpufeed.loaders.blockstream import extents_needed
 from gpufeed.loaders.dataset import ShardDataset
 from gpufeed.loaders.feed import EpochEnd, Failed, FeedConfig, FeedSource, FeedStats, SampleOrder
 from gpufeed.loaders.feeder import Feeder
@@ -52,7 +55,7 @@ from gpufeed.loaders.worker import SharedFd, WorkerSpec
 from gpufeed.loaders.world import World
 
 if TYPE_CHECKING:
-    from gpufeed.cachefs.client import Session
+    from gpufeed.cachefs.client import Dataset, Session
 
 SessionFactory = Callable[..., "Session"]
 T = TypeVar("T")
@@ -185,6 +188,7 @@ class Engine:
         session = self._connect()
         try:
             opened = session.open_dataset(self._dataset.request())
+            session, opened = self._with_room(session, opened)
             if world.world_size > 1 and any(s.sample_count is None for s in opened.shards):
                 opened = session.index_dataset(opened)
         except BaseException:
@@ -383,13 +387,38 @@ class Engine:
         self._generation += 1
         self._end()
 
-    def _connect(self) -> Session:
+    def _with_room(self, session: Session, dataset: Dataset) -> tuple[Session, Dataset]:
+        """A session that can hold what a window of shards needs: two blocks, or one and a shard.
+
+        Raises:
+            CapacityError: the daemon has not so much, with the numbers.
+        """
+        shards = window_of(self._dataset.shuffle)
+        sizes = [shard.size_bytes for shard in dataset.shards]
+        wanted = [extents_needed(sizes, session.extent_bytes, n) for n in (2 * shards, shards + 1)]
+        if not shards or session.window_extents >= wanted[0]:
+            return session, dataset
+        session.close()
+        try:
+            found = self._connect(wanted[0] * session.extent_bytes, whole=True)
+        except CapacityError:
+            found = self._connect(wanted[1] * session.extent_bytes, whole=True)
+        try:
+            return found, found.open_dataset(self._dataset.request())
+        except BaseException:
+            found.close()
+            raise
+
+    def _connect(self, window_bytes: int = 0, *, whole: bool = False) -> Session:
         factory = self._factory
         if factory is None:
             from gpufeed.cachefs.connect import open_session  # noqa: PLC0415 light import
 
             factory = open_session
-        return factory(daemon=self._dataset.daemon, window_bytes=self._dataset.window_bytes)
+        return factory(
+            daemon=self._dataset.daemon, window_bytes=window_bytes or self._dataset.window_bytes,
+            whole=whole,
+        )  # fmt: skip
 
     def _restart(self) -> None:
         """A new stream: session, workers where there are none, feeder."""

@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpufeed.loaders.batch import BatchRecord
+from gpufeed.loaders.blocks import Share, WindowPart, window_of, window_parts
+from gpufeed.loaders.blockstream import BlockStream
 from gpufeed.loaders.order import (
+    ORDER_VERSION,
     RankRows,
     ShardPart,
     Shuffle,
     epoch_shards,
+    mix,
     rank_parts,
     sample_seeds,
     whole_parts,
 )
-from gpufeed.loaders.stream import SeedOf
+from gpufeed.loaders.stream import ArenaStream, SampleStream, SeedOf
 from gpufeed.loaders.world import World
 
 if TYPE_CHECKING:
@@ -93,14 +97,31 @@ class FeedSource:
     world: World
     sample_counts: list[int | None]
 
-    def parts_of(self, epoch: int, start: int = 0) -> Iterator[ShardPart]:
+    def parts_of(self, epoch: int, start: int = 0) -> Iterator[ShardPart | WindowPart]:
         """What this rank reads in `epoch` from position `start` on, in order."""
         order, counts, world = self.order, self.sample_counts, self.world
         shards = epoch_shards(len(counts), seed=order.seed, epoch=epoch, shuffle=order.shuffle)
+        if window := window_of(order.shuffle):
+            key = mix(ORDER_VERSION, order.seed, epoch, window)
+            return window_parts(shards, counts, window, key=key, share=self._share(start))
         if world.world_size == 1:
             return whole_parts(shards, counts, start=start)
         known = [count or 0 for count in counts]
         return rank_parts(shards, known, rows=order.rows, start=start)
+
+    def _share(self, start: int) -> Share:
+        if self.world.world_size == 1:
+            return Share(start=start)
+        rows = self.order.rows
+        left = sum(count or 0 for count in self.sample_counts) - start
+        return Share(rows, start, max(0, left) // rows.size)
+
+    def make_stream(self) -> SampleStream:
+        """What makes samples in this order of the session's events."""
+        session = self.session
+        if not window_of(self.order.shuffle):
+            return ArenaStream(session.extent_bytes)
+        return BlockStream(session.extent_bytes, session.window_extents, self.sample_counts)
 
     def seeds_of(self, epoch: int) -> SeedOf:
         """The seeds of the samples of `epoch`."""

@@ -21,10 +21,11 @@ from collections import deque
 from collections.abc import Iterator
 from queue import SimpleQueue
 
-from gpufeed.cachefs.errors import GpufeedError, ProtocolError, WorkerError
+from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError, WorkerError
 from gpufeed.cachefs.wire import ExtentEvent, FailEvent, SamplesEvent, ShardEndEvent
 from gpufeed.loaders.batch import BatchRecord
 from gpufeed.loaders.batchslots import SlotRing
+from gpufeed.loaders.blocks import WindowPart
 from gpufeed.loaders.feed import Delivery, EpochEnd, Failed, FeedConfig, FeedSource, FeedStats
 from gpufeed.loaders.forecast import Forecaster
 from gpufeed.loaders.layout import find_layout
@@ -32,7 +33,7 @@ from gpufeed.loaders.order import ShardPart
 from gpufeed.loaders.pool import WorkerPool
 from gpufeed.loaders.resume import Cursor
 from gpufeed.loaders.samples import Task, borrowed_thread
-from gpufeed.loaders.stream import ArenaStream, Lease
+from gpufeed.loaders.stream import Lease
 from gpufeed.loaders.units import UNIT_ROWS_MAX, Unit, UnitResult, UnitRunner
 
 UNITS_PER_WORKER_MAX = 2
@@ -41,6 +42,8 @@ FIRST_UNITS_PER_WORKER = 8
 PLAN_AHEAD_SHARDS = 64
 EPOCHS_AHEAD_MAX = 1
 DRAIN_WAIT_S = 5.0
+# With a full window, for what the daemon may tell of it still: its samples, the shard's end.
+SHORT_WAIT_S = 5.0
 
 
 class Feeder:
@@ -62,14 +65,14 @@ class Feeder:
         self.ready: SimpleQueue[Delivery] = SimpleQueue()
         self.taken_count = 0  # written by the trainer's thread only
         self.failed = False
-        self._stream = ArenaStream(source.session.extent_bytes)
+        self._stream = source.make_stream()
         self._begun_count = 0
         self._dropped_count = 0
         self._open: deque[BatchRecord | EpochEnd] = deque()
         self._current: BatchRecord | None = None
         self._leases: dict[tuple[int, int], Lease] = {}
         self._orders: deque[Cursor] = deque()
-        self._parts: Iterator[ShardPart] | None = None
+        self._parts: Iterator[ShardPart | WindowPart] | None = None
         self._forecast = Forecaster(source)
         self._planning = -1  # epoch whose shards are being planned
         self._cutting: deque[int] = deque()  # planned epochs that are not wholly cut
@@ -120,7 +123,7 @@ class Feeder:
         try:
             while not self._stopping:
                 self.advance()
-                self._wait(None)
+                self._wait_for_more()
         except BaseException as error:  # the trainer's thread raises it
             self.fail(error)
         finally:
@@ -140,7 +143,7 @@ class Feeder:
         """For a trainer without a feeder thread: block until `ready` has something."""
         try:
             while not self.advance():
-                self._wait(None)
+                self._wait_for_more()
         except GpufeedError as error:
             self.fail(error)
 
@@ -183,14 +186,29 @@ class Feeder:
                 return
             self._wait(left)
 
-    def _wait(self, timeout_s: float | None) -> None:
-        for fd, events in self._epoll.poll(timeout_s):
+    def _wait_for_more(self) -> None:
+        if self._stream.is_short:
+            if not self._wait(SHORT_WAIT_S):
+                raise CapacityError(
+                    f"the session's {self._source.session.window_extents} extents are full before "
+                    f"a block of shuffle={self._source.order.shuffle!r} is whole: shards that are "
+                    "compressed take what they expand to; mix fewer of them, or raise "
+                    "arena.size_bytes and the dataset's window_bytes"
+                )
+            return
+        self._wait(None)
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Handle what comes; False: nothing did."""
+        found = self._epoll.poll(timeout_s)
+        for fd, events in found:
             if fd == self._wake:
                 os.eventfd_read(fd)
             elif fd in self._workers:
                 self._serve_worker(fd, events)
             elif self._stopping:
                 self._epoll.unregister(fd)  # the session; its events are not wanted any more
+        return bool(found)
 
     def _serve_worker(self, fd: int, events: int) -> None:
         assert self._pool is not None

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 ORDER_VERSION = 1
 
-Shuffle = Literal["shards", "none"]
+Shuffle = str  # "shards", "none", or "window(n)" (`gpufeed.loaders.blocks`)
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -62,12 +61,17 @@ def epoch_shards(
     """The shard numbers in the order of `epoch`."""
     if shuffle == "none":
         return np.arange(shard_count, dtype=np.int64)
-    base = np.uint64(mix(ORDER_VERSION, seed, epoch))
-    key = np.arange(1, shard_count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + base
-    key = (key ^ (key >> np.uint64(30))) * np.uint64(_FIRST)
-    key = (key ^ (key >> np.uint64(27))) * np.uint64(_SECOND)
-    key ^= key >> np.uint64(31)
-    return np.argsort(key, kind="stable").astype(np.int64)
+    return permutation(mix(ORDER_VERSION, seed, epoch), shard_count)
+
+
+def permutation(key: int, count: int) -> npt.NDArray[np.int64]:
+    """The numbers ``[0, count)`` in the order of a hash of them that `key` chooses."""
+    base = np.uint64(key)
+    hashed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + base
+    hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(_FIRST)
+    hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(_SECOND)
+    hashed ^= hashed >> np.uint64(31)
+    return np.argsort(hashed, kind="stable").astype(np.int64)
 
 
 def sample_seeds(seed: int, epoch: int) -> Callable[[int, int], int]:

@@ -15,8 +15,9 @@ Pure: no I/O, one thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from gpufeed.cachefs.errors import ProtocolError
 from gpufeed.cachefs.sampleindex import Member, SampleIndex
@@ -24,7 +25,9 @@ from gpufeed.cachefs.wire import ExtentEvent, SamplesEvent, ShardEndEvent
 from gpufeed.loaders.order import ShardPart
 from gpufeed.loaders.samples import Piece, Task
 
+Lease = Sequence[tuple[Any, int, int]]  # what `cut` gave, for `give_back` alone
 SeedOf = Callable[[int, int], int]  # (shard, sample number in the shard) -> seed
+Fields = tuple[tuple[str, tuple[Piece, ...]], ...]
 
 
 @dataclass(slots=True)
@@ -39,7 +42,9 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Extent:
+class Extent:
+    """One that was published: its sequence number, its slot, and the units that use it."""
+
     seq: int
     slot: int
     users: int = 0
@@ -53,18 +58,70 @@ class Position:
     name: str
     seed_of: SeedOf
     runs: deque[_Run] = field(default_factory=deque)
-    extents: dict[int, _Extent] = field(default_factory=dict)
+    extents: dict[int, Extent] = field(default_factory=dict)
     range_at: int = 0
     done_bytes: int = 0
     ended: bool = False
     exhausted: bool = False
 
 
-Lease = list[tuple[Position, int, int]]  # extents [first, last] of a position, in use by a unit
+PositionLease = list[tuple[Position, int, int]]  # extents [first, last] in use by a unit
+
+
+class SampleStream(Protocol):
+    """From session events to samples in some order."""
+
+    straddled_count: int
+
+    @property
+    def available_count(self) -> int:
+        """Samples that are known and not cut."""
+
+    @property
+    def planned_count(self) -> int:
+        """Shards that are planned and not wholly cut."""
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """True when everything before the next epoch's marker was cut."""
+
+    @property
+    def is_short(self) -> bool:
+        """The session's window is full, and nothing in it can be used or released."""
+
+    def expect(self, number: int, part: Any, name: str, seed_of: SeedOf) -> None:
+        """Plan position `number` will bring `part` of the shard `name`."""
+
+    def mark_epoch_end(self) -> None:
+        """Nothing more of this epoch will be expected."""
+
+    def pass_epoch_end(self) -> None:
+        """Go on to the next epoch."""
+
+    def on_extent(self, event: ExtentEvent) -> None:
+        """An extent was published."""
+
+    def on_samples(self, event: SamplesEvent) -> None:
+        """Samples were published."""
+
+    def on_end(self, event: ShardEndEvent) -> None:
+        """Everything of the position was published."""
+
+    def cut(self, limit: int) -> tuple[list[Task], Lease]:
+        """At most `limit` samples of this epoch, in order, and the lease over their extents."""
+
+    def give_back(self, lease: Any) -> None:
+        """The unit that had `lease` is done with its bytes."""
+
+    def take_releasable(self) -> list[int]:
+        """Sequence numbers of extents to release; each is told once."""
 
 
 class ArenaStream:
-    """See the top of the file."""
+    """See the top of the file. Satisfies `SampleStream`."""
+
+    # One shard after another: what is cut is released, whatever the window.
+    is_short = False
 
     def __init__(self, extent_bytes: int) -> None:
         self._extent_bytes = extent_bytes
@@ -111,7 +168,7 @@ class ArenaStream:
         if position.exhausted:
             self._releasable.append(event.seq)
             return
-        position.extents[event.extent] = _Extent(event.seq, event.slot)
+        position.extents[event.extent] = Extent(event.seq, event.slot)
 
     def on_samples(self, event: SamplesEvent) -> None:
         """Samples were published; those that this rank wants are queued."""
@@ -138,10 +195,10 @@ class ArenaStream:
         """Everything of the position was published."""
         self._position(event.position).ended = True
 
-    def cut(self, limit: int) -> tuple[list[Task], Lease]:
+    def cut(self, limit: int) -> tuple[list[Task], PositionLease]:
         """At most `limit` samples of this epoch, in order, and the lease over their extents."""
         tasks: list[Task] = []
-        lease: Lease = []
+        lease: PositionLease = []
         while len(tasks) < limit:
             self._settle()
             entry = self._order[0] if self._order else None
@@ -157,7 +214,7 @@ class ArenaStream:
             self._available -= take
         return tasks, lease
 
-    def give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: PositionLease) -> None:
         """The unit that had `lease` is done with its bytes."""
         for position, first, last in lease:
             for number in range(first, last + 1):
@@ -227,7 +284,8 @@ class ArenaStream:
         for row in range(run.low, run.low + take):
             ref = run.index[row]
             seed = position.seed_of(position.part.shard, run.first + row)
-            fields = self._fields(position, ref.members)
+            fields, straddles = fields_of(position.extents, self._extent_bytes, ref.members)
+            self.straddled_count += straddles
             offset = min(member.offset_bytes for member in ref.members)
             tasks.append(Task(ref.key, position.name, offset, seed, fields))
             for member in ref.members:
@@ -240,32 +298,35 @@ class ArenaStream:
         position.done_bytes = max(position.done_bytes, end)
         return begin // self._extent_bytes, (end - 1) // self._extent_bytes
 
-    def _fields(
-        self, position: Position, members: Sequence[Member]
-    ) -> tuple[tuple[str, tuple[Piece, ...]], ...]:
-        fields = tuple(
-            (m.ext.lower(), self._pieces(position, m.offset_bytes, m.size_bytes)) for m in members
-        )
-        if any(len(pieces) > 1 for _, pieces in fields):
-            self.straddled_count += 1
-        return fields
 
-    def _pieces(self, position: Position, offset: int, size: int) -> tuple[Piece, ...]:
-        """Where bytes ``[offset, offset + size)`` of the shard lie in the arena."""
-        extent_bytes = self._extent_bytes
-        number, within = divmod(offset, extent_bytes)
-        if size == 0:
-            return ((0, 0),)
-        if within + size <= extent_bytes:
-            return ((position.extents[number].slot * extent_bytes + within, size),)
-        pieces: list[Piece] = []
-        while size:
-            address = position.extents[number].slot * extent_bytes + within
-            length = min(size, extent_bytes - within)
-            if pieces and sum(pieces[-1]) == address:
-                pieces[-1] = (pieces[-1][0], pieces[-1][1] + length)
-            else:
-                pieces.append((address, length))
-            size -= length
-            number, within = number + 1, 0
-        return tuple(pieces)
+def fields_of(
+    extents: Mapping[int, Extent], extent_bytes: int, members: Sequence[Member]
+) -> tuple[Fields, bool]:
+    """Where the fields of a sample lie in the arena; whether any is in several pieces."""
+    fields = tuple(
+        (m.ext.lower(), _pieces(extents, extent_bytes, m.offset_bytes, m.size_bytes))
+        for m in members
+    )
+    return fields, any(len(pieces) > 1 for _, pieces in fields)
+
+
+def _pieces(
+    extents: Mapping[int, Extent], extent_bytes: int, offset: int, size: int
+) -> tuple[Piece, ...]:
+    """Where bytes ``[offset, offset + size)`` of the shard lie in the arena."""
+    number, within = divmod(offset, extent_bytes)
+    if size == 0:
+        return ((0, 0),)
+    if within + size <= extent_bytes:
+        return ((extents[number].slot * extent_bytes + within, size),)
+    pieces: list[Piece] = []
+    while size:
+        address = extents[number].slot * extent_bytes + within
+        length = min(size, extent_bytes - within)
+        if pieces and sum(pieces[-1]) == address:
+            pieces[-1] = (pieces[-1][0], pieces[-1][1] + length)
+        else:
+            pieces.append((address, length))
+        size -= length
+        number, within = number + 1, 0
+    return tuple(pieces)

@@ -33,7 +33,7 @@ def main(url: str, state_path: str, seen_path: str, steps_max: str, epochs: str)
     torch.distributed.init_process_group("gloo")
     rank, workers = torch.distributed.get_rank(), int(os.environ["WORKERS"])
     loader = DataLoader(
-        ShardDataset(url, decode=augmented, seed=11),
+        ShardDataset(url, decode=augmented, seed=11, shuffle=os.environ["SHUFFLE"]),
         global_batch_size=int(os.environ["GLOBAL_BATCH"]), uneven="allow", drop_last=True,
         num_workers=workers, multiprocessing_context="forkserver" if workers else None,
     )  # fmt: skip

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 class Job:
     """Legs of one job on a node."""
 
-    def __init__(self, node, place: Path, name: str) -> None:
-        self.node, self.place, self.name = node, place, name
+    def __init__(self, node, place: Path, name: str, shuffle: str) -> None:
+        self.node, self.place, self.name, self.shuffle = node, place, name, shuffle
         self.state = place / f"{name}.json"
         self.legs = 0
 
@@ -46,6 +46,7 @@ class Job:
                      "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size),
                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                      "GLOBAL_BATCH": str(BATCH), "WORKERS": str(workers),
+                     "SHUFFLE": self.shuffle,
                      "GPUFEED_DAEMON": self.node.socket},
             )
             for rank in range(world_size)
@@ -94,12 +95,13 @@ class Job:
 def jobs(node, tmp_path):
     node.put_tars(SHARDS, SAMPLES)
     process = node.start()
-    yield lambda name: Job(node, tmp_path, name)
+    yield lambda name, shuffle="shards": Job(node, tmp_path, name, shuffle)
     assert node.stop(process) == 0
 
 
-def test_a_job_killed_again_and_again_on_other_worlds_is_as_if_it_had_not_been(jobs):
-    straight, broken = jobs("straight"), jobs("broken")
+@pytest.mark.parametrize("shuffle", ["shards", "window(3)"])
+def test_a_job_killed_again_and_again_on_other_worlds_is_as_if_it_had_not_been(jobs, shuffle):
+    straight, broken = jobs("straight", shuffle), jobs("broken", shuffle)
     straight.run(3)
     draw = random.Random(3)
     for world_size, workers in ((2, 0), (3, 2), (1, 2)):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpufeed.cachefs.client import Dataset, DatasetRequest, ShardInfo
-from gpufeed.cachefs.errors import DaemonUnavailableError
+from gpufeed.cachefs.errors import CapacityError, DaemonUnavailableError
 from gpufeed.cachefs.sampleindex import Member, SampleIndex, SampleIndexBuilder
 from gpufeed.cachefs.wire import ExtentEvent, FailEvent, SamplesEvent, ShardEndEvent
 
@@ -114,12 +114,16 @@ class FakeDaemon:
         if self.scatter:  # no two neighbours follow each other
             self.free = self.free[::2] + self.free[1::2]
 
-    def open_session(self, *, daemon: str | None = None, window_bytes: int) -> FakeSession:
+    def open_session(
+        self, *, daemon: str | None = None, window_bytes: int, whole: bool = False
+    ) -> FakeSession:
         self.sessions += 1
         if self.absences:
             self.absences -= 1
             raise DaemonUnavailableError("no fake daemon answers")
-        return FakeSession(self, window_bytes)
+        if whole and window_bytes > self.slots * self.extent_bytes:
+            raise CapacityError(f"a window of {window_bytes} is needed whole")
+        return FakeSession(self, window_bytes, whole=whole)
 
     def samples(self, order: Sequence[int] | None = None) -> list[dict]:
         order = range(len(self.shards)) if order is None else order
@@ -130,7 +134,7 @@ class FakeDaemon:
 
 
 class FakeSession:
-    def __init__(self, daemon: FakeDaemon, window_bytes: int) -> None:
+    def __init__(self, daemon: FakeDaemon, window_bytes: int, *, whole: bool) -> None:
         self._daemon = daemon
         self.extent_bytes = daemon.extent_bytes
         self.arena_bytes = daemon.slots * daemon.extent_bytes
@@ -141,6 +145,9 @@ class FakeSession:
         self._free = daemon.free
         self._life = daemon.lives.pop(0) if daemon.lives else -1
         self._window = min(daemon.window_extents, daemon.slots)
+        if whole:
+            self._window = window_bytes // daemon.extent_bytes
+        self.window_extents = self._window
         self._leased: dict[int, int] = {}
         self._seq = 0
         self.forecasts: list[int] = []

@@ -1,0 +1,243 @@
+"""Shuffling through a window of shards: the order, and reading in it."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from fake_session import FakeDaemon, make_shards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader_helpers import fails_on_seven, keys_of, noisy, whole
+
+from gpufeed.cachefs.errors import CapacityError, UsageError
+from gpufeed.loaders import DataLoader, ShardDataset, engine, feeder, window
+from gpufeed.loaders.blocks import SHARDS_MAX, Share, piece_end, window_of, window_parts
+from gpufeed.loaders.blockstream import extents_needed
+from gpufeed.loaders.order import epoch_shards, mix, rank_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+COUNTS = [7, 13, 0, 9, 30, 1, 22, 40, 5, 5, 60]  # 192
+
+
+def sequence(counts, shards, share=None, epoch=0) -> list[tuple[int, int]]:
+    """(shard, sample) in order, from the pure functions alone."""
+    order = epoch_shards(len(counts), seed=5, epoch=epoch, shuffle="shards")
+    found = []
+    blocks = {}
+    key = mix(5, epoch)
+    for part in window_parts(order, counts, shards, key=key, share=share or Share()):
+        blocks[part.block.key] = part.block
+    for block in blocks.values():
+        members = [counts[shard] for shard in block.shards]
+        if block.is_first:
+            begin = 0
+            while begin < members[0]:
+                end = min(piece_end(begin), members[0])
+                found += [(block.shards[0], int(i)) for i in block.piece(begin, end)]
+                begin = end
+        else:
+            which, number = block.permuted(members)
+            found += [(block.shards[w], int(i)) for w, i in zip(which, number, strict=True)]
+    return found
+
+
+counts_lists = st.lists(st.integers(0, 40), min_size=1, max_size=30)
+
+
+@given(counts_lists, st.integers(1, SHARDS_MAX), st.integers(0, 5))
+def test_an_epoch_has_each_sample_once(counts, shards, epoch):
+    found = sequence(counts, shards, epoch=epoch)
+    assert sorted(found) == [(s, i) for s, count in enumerate(counts) for i in range(count)]
+
+
+@given(counts_lists, st.integers(1, 8), st.integers(1, 40), st.data())
+def test_ranks_make_up_the_global_batches_from_any_start(counts, shards, size, data):
+    whole_epoch = sequence(counts, shards)
+    start = data.draw(st.integers(0, len(whole_epoch)))
+    world_size = data.draw(st.integers(1, min(size, 16)))
+    steps = (len(whole_epoch) - start) // size
+    batches = [[] for _ in range(steps)]
+    for rank in range(world_size):
+        rows = rank_rows(size, rank=rank, world_size=world_size)
+        got = sequence(counts, shards, Share(rows, start, steps))
+        assert len(got) == steps * rows.count
+        for step in range(steps):
+            batches[step] += got[step * rows.count : (step + 1) * rows.count]
+    want = whole_epoch[start : start + steps * size]
+    assert [sample for batch in batches for sample in batch] == want
+    assert sequence(counts, shards, Share(start=start)) == whole_epoch[start:]
+
+
+def test_blocks_ramp_and_no_sample_leaves_its_block():
+    counts = [20] * 40
+    order = epoch_shards(40, seed=5, epoch=0, shuffle="shards").tolist()
+    found = [shard for shard, _ in sequence(counts, 8)]
+    at = 0
+    for size in (1, 2, 4, 8, 8, 8, 8, 1):
+        block = found[at * 20 : (at + size) * 20]
+        assert sorted(set(block)) == sorted(order[at : at + size])
+        if size > 1:
+            assert len({tuple(block[i : i + 4]) for i in range(0, len(block), 4)}) > size
+        at += size
+
+
+def test_the_first_batch_needs_only_the_beginning_of_one_shard():
+    first = sequence([1000] * 8, 4)[:16]
+    assert len({shard for shard, _ in first}) == 1
+    assert max(number for _, number in first) < 16
+    assert [piece_end(0), piece_end(16), piece_end(48), piece_end(112)] == [16, 48, 112, 240]
+
+
+def test_the_order_of_a_version_never_changes():
+    # A running job must not see another order after an upgrade: change ORDER_VERSION instead.
+    found = sequence([3, 20, 5, 4], 2)
+    assert found[:6] == [(2, 4), (2, 1), (2, 2), (2, 0), (2, 3), (3, 2)]
+    assert found[-6:] == [(1, 4), (1, 7), (1, 2), (1, 8), (1, 17), (1, 6)]
+
+
+@pytest.mark.parametrize("shuffle", ["window(0)", "window(65)", "window(x)", "global", ""])
+def test_what_is_no_shuffle_is_refused(shuffle):
+    with pytest.raises(UsageError, match=r"window"):
+        ShardDataset("fake://", shuffle=shuffle)
+    assert window_of("shards") == 0
+    assert window(7) == "window(7)"
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class Job:
+    def __init__(self, counts=COUNTS, **options) -> None:
+        self.daemon = FakeDaemon(make_shards(counts), **{"slots": 1024, **options})
+        self.loaders: list[DataLoader] = []
+
+    def loader(self, decode=whole, *, shards=4, world=(0, 1), state=None, dataset=None, **options):
+        made = ShardDataset(
+            "fake://", decode=decode, seed=4, shuffle=window(shards), **(dataset or {})
+        )
+        loader = DataLoader(made, session_factory=self.daemon.open_session, **options)
+        self.loaders.append(loader)
+        if world != (0, 1):
+            loader.set_world(*world)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        return loader
+
+    def close(self) -> None:
+        for loader in self.loaders:
+            loader.close()
+        self.daemon.close()
+
+
+@pytest.fixture
+def make():
+    jobs: list[Job] = []
+
+    def one(*arguments, **options):
+        jobs.append(Job(*arguments, **options))
+        return jobs[-1]
+
+    yield one
+    for job in jobs:
+        job.close()
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["cold", "indexed"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_epochs_are_the_order_whether_counts_are_known_or_not(make, indexed, workers, persistent):
+    options = {"persistent_workers": True} if persistent and workers else {}
+    loader = make(indexed=indexed).loader(batch_size=8, num_workers=workers, **options)
+    reference = make(indexed=True).loader(batch_size=3)
+    epochs = [keys_of(loader) for _ in range(3)]
+    assert epochs == [keys_of(reference) for _ in range(3)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(set(epochs[2]))
+    assert len(epochs[0]) == sum(COUNTS)
+    assert epochs[0] != epochs[1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(1, 6), st.integers(0, 9)
+)
+def test_it_is_gone_on_with_on_other_ranks(shards, worlds, later, batch, stop):
+    job = Job()
+    try:
+        straight = keys_of(job.loader(shards=shards, batch_size=8))
+        taken = []
+        state = None
+        for world_size in (worlds, later):
+            ranks = [
+                job.loader(shards=shards, world=(r, world_size), state=state, batch_size=batch)
+                for r in range(world_size)
+            ]
+            iterators = [iter(loader) for loader in ranks]
+            steps = min(stop, (len(straight) - len(taken)) // (batch * world_size))
+            for _ in range(steps):
+                taken += [key for iterator in iterators for key in next(iterator)["key"]]
+            state = ranks[0].state_dict()
+            assert state["samples"] == len(taken)
+        assert taken == straight[: len(taken)]
+    finally:
+        job.close()
+
+
+def test_transforms_and_samples_left_out(make):
+    job = make()
+    rows = [row for batch in job.loader(noisy, batch_size=8, num_workers=2)
+            for row in zip(*batch, strict=True)]  # fmt: skip
+    assert rows == [row for batch in job.loader(noisy, batch_size=5)
+                    for row in zip(*batch, strict=True)]  # fmt: skip
+    skipping = job.loader(fails_on_seven, batch_size=8, dataset={"on_error": "skip"})
+    keys = keys_of(skipping)
+    assert keys == [key for key in keys_of(job.loader(batch_size=8)) if not key.endswith("7")]
+
+
+def test_a_daemon_that_goes_away_is_gone_on_with(make):
+    job = make()
+    want = keys_of(job.loader(batch_size=8))
+    draw = random.Random(1)
+    job.daemon.lives = [draw.randint(0, 8) for _ in range(10)]
+    loader = job.loader(batch_size=8, num_workers=2)
+    assert keys_of(loader) == want
+    assert not job.daemon.lives
+
+
+def test_the_window_that_a_block_needs_is_asked_for_whole(make):
+    job = make(window_extents=4)
+    loader = job.loader(batch_size=8)
+    assert len(keys_of(loader)) == sum(COUNTS)
+    sizes = [len(shard.data) for shard in job.daemon.shards]
+    extent = job.daemon.extent_bytes
+    assert extents_needed(sizes, extent, 8) > 4
+    assert job.daemon.sessions == 2
+
+
+def test_what_there_is_no_room_for_is_refused_with_the_numbers(make):
+    job = make(slots=4, window_extents=2)
+    with pytest.raises(CapacityError, match="needed whole"):
+        iter(job.loader(batch_size=8))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_that_turn_out_longer_than_they_were_said_to_be(make, monkeypatch, workers):
+    # As compressed ones do, whose length is known at their end.
+    monkeypatch.setattr(engine, "extents_needed", lambda *_: 4)
+    monkeypatch.setattr(feeder, "SHORT_WAIT_S", 0.05)
+    job = make(window_extents=4)
+    with pytest.raises(CapacityError, match=r"4 extents are full before a block of .*window\(4\)"):
+        keys_of(job.loader(batch_size=8, num_workers=workers))
+
+
+def test_every_extent_is_released_and_none_twice(make):
+    job = make(indexed=True, scatter=True)
+    loaders = [job.loader(world=(rank, 3), batch_size=4, num_workers=rank % 2) for rank in range(3)]
+    for iterator in [iter(loader) for loader in loaders]:
+        for _ in iterator:
+            pass
+    for loader in loaders:
+        loader.close()
+    assert sorted(job.daemon.free) == list(range(job.daemon.slots))
