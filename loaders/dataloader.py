@@ -30,7 +30,8 @@ from gpufeed.cachefs.errors import UsageError
 from gpufeed.loaders.batch import BatchRecord
 from gpufeed.loaders.batchslots import LOOKAHEAD_MIN
 from gpufeed.loaders.dataset import ShardDataset
-from gpufeed.loaders.engine import CHUNK_ROWS, Engine, EngineConfig, SessionFactory
+from gpufeed.loaders.engine import CHUNK_ROWS, Engine, EngineConfig
+from gpufeed.loaders.opener import BatchSize, SessionFactory
 from gpufeed.loaders.resume import Cursor, OrderState
 from gpufeed.loaders.world import World
 
@@ -117,9 +118,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         context = self.multiprocessing_context
         single = self.batch_size is None
         return EngineConfig(
-            batch_rows=self.batch_size or CHUNK_ROWS,
-            global_rows=self._global_batch_size,
-            uneven=self._uneven,
+            batch=BatchSize(
+                self.batch_size or CHUNK_ROWS, self._global_batch_size, uneven=self._uneven
+            ),
             num_workers=workers,
             lookahead=max(LOOKAHEAD_MIN, workers * factor),
             drop_last=self.drop_last,

@@ -27,23 +27,20 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpufeed.cachefs.errors import (
-    CapacityError,
     CorruptSampleError,
     DaemonUnavailableError,
     GpufeedError,
-    ShardChangedError,
     UsageError,
     WorkerError,
 )
 from gpufeed.cachefs.reconnect import Patience
 from gpufeed.loaders.batch import BatchRecord, HandOver
 from gpufeed.loaders.batchslots import SlotRing
-from gpufeed.loaders.blocks import window_of
-from gpufeed.loaders.blockstream import extents_needed
 from gpufeed.loaders.dataset import ShardDataset
-from gpufeed.loaders.feed import EpochEnd, Failed, FeedConfig, FeedSource, FeedStats, SampleOrder
+from gpufeed.loaders.feed import EpochEnd, Failed, FeedConfig, FeedSource, FeedStats
 from gpufeed.loaders.feeder import Feeder
-from gpufeed.loaders.order import RankRows, rank_rows, step_count
+from gpufeed.loaders.opener import BatchSize, Opener, SessionFactory
+from gpufeed.loaders.order import step_count
 from gpufeed.loaders.pinning import PinningStats, SlotPinning
 from gpufeed.loaders.place import Place
 from gpufeed.loaders.pool import WorkerPool
@@ -55,9 +52,8 @@ from gpufeed.loaders.worker import SharedFd, WorkerSpec
 from gpufeed.loaders.world import World
 
 if TYPE_CHECKING:
-    from gpufeed.cachefs.client import Dataset, Session
+    from gpufeed.cachefs.client import Session
 
-SessionFactory = Callable[..., "Session"]
 T = TypeVar("T")
 
 CHUNK_ROWS = 16  # samples decoded at a time where the trainer takes them one by one
@@ -70,9 +66,7 @@ class EngineConfig:
     """What the loader asks of its engine.
 
     Attributes:
-        batch_rows: samples a batch of this rank.
-        global_rows: samples of a global batch, over all ranks; 0: `batch_rows` on each.
-        uneven: ranks' batches may differ by one sample, where the world does not divide them.
+        batch: how large batches are.
         num_workers: decode processes; 0 decodes in the trainer's thread.
         lookahead: batches made ahead of the trainer.
         drop_last: leave the incomplete last batch out.
@@ -85,9 +79,7 @@ class EngineConfig:
         register_slots: register batch slots with CUDA.
     """
 
-    batch_rows: int
-    global_rows: int = 0
-    uneven: bool = False
+    batch: BatchSize
     num_workers: int = 0
     lookahead: int = 2
     drop_last: bool = False
@@ -124,8 +116,7 @@ class Engine:
     ) -> None:
         self._dataset = dataset
         self._config = config
-        self._world = world
-        self._factory = session_factory
+        self._opener = Opener(dataset, config.batch, world=world, factory=session_factory)
         self._collate_here = config.num_workers == 0 or dataset.decode is None
         self.feed_stats = FeedStats()
         self.stats = EngineStats()
@@ -133,9 +124,6 @@ class Engine:
         self._resources = Resources(os.getpid(), SlotRing(pinning=pinning))
         here = config.collate if self._collate_here else None
         self.hand_over = HandOver(self._resources.ring, here)
-        self._sample_counts: list[int | None] | None = None
-        self.manifest_hash = ""
-        self._read_hash = ""  # of what the epoch under way was begun with
         self.place = Place()
         self._patience = Patience()
         self._generation = 0
@@ -147,6 +135,11 @@ class Engine:
         self._skipped_count = 0
         self._end = weakref.finalize(self, self._resources.end)
         _live.add(self)
+
+    @property
+    def manifest_hash(self) -> str:
+        """Of the dataset as it was opened last; empty where it never was."""
+        return self._opener.manifest_hash
 
     @property
     def uses_processes(self) -> bool:
@@ -183,31 +176,7 @@ class Engine:
             raise UsageError("the loader is closed; make a new one")
         if sys.platform != "linux":
             raise UsageError(f"gpufeed's data path is Linux only; this is {sys.platform}")
-        world = self._world = self._world or World.current()
-        rows = self._rank_rows(world)
-        session = self._connect()
-        try:
-            opened = session.open_dataset(self._dataset.request())
-            session, opened = self._with_room(session, opened)
-            if world.world_size > 1 and any(s.sample_count is None for s in opened.shards):
-                opened = session.index_dataset(opened)
-        except BaseException:
-            session.close()
-            raise
-        counts = [shard.sample_count for shard in opened.shards]
-        old = self._sample_counts or []
-        if len(old) == len(counts):  # what earlier epochs learned
-            counts = [new if new is not None else known for new, known in zip(counts, old)]  # noqa: B905 equal by the line above
-        self._sample_counts = counts
-        self.manifest_hash = opened.manifest_hash
-        source = FeedSource(
-            session=session,
-            dataset=opened,
-            order=SampleOrder(self._dataset.seed, self._dataset.shuffle, rows),
-            world=world,
-            sample_counts=counts,
-        )
-        self._resources.source = source
+        source = self._resources.source = self._opener.open()
         return source
 
     def step_count(self) -> int | None:
@@ -225,11 +194,7 @@ class Engine:
 
     def sample_count(self) -> int | None:
         """Samples of the dataset; None where a shard's samples are not counted yet."""
-        self.open()
-        counts = self._sample_counts
-        assert counts is not None
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        return self.open().sample_count()
 
     def set_world(self, world: World) -> None:
         """Be this rank from the next `begin` on. What was made ahead is given up.
@@ -237,12 +202,11 @@ class Engine:
         Raises:
             UsageError: batches cannot be divided so.
         """
-        self._rank_rows(world)
+        self._opener.set_world(world)
         self._moved = self._generation if self._running else 0
         self._running = False
         self._generation += 1
         self._resources.end_stream()
-        self._world = world
 
     def take_on(self, token: int, convert: Callable[[BatchRecord], T]) -> tuple[int, T | None]:
         """As `take`, going on where the world has changed or the daemon has gone away.
@@ -266,42 +230,6 @@ class Engine:
                 self._patience.read()
                 return token, batch
 
-    def _rank_rows(self, world: World) -> RankRows:
-        config = self._config
-        size = config.global_rows or config.batch_rows * world.world_size
-        if size < world.world_size or (size % world.world_size and not config.uneven):
-            raise UsageError(
-                f"a global batch of {size} samples cannot be divided among {world.world_size} "
-                'ranks; choose a multiple, or uneven="allow" where there are more samples than '
-                "ranks"
-            )
-        return rank_rows(size, rank=world.rank, world_size=world.world_size)
-
-    def _count_samples_before(self, cursor: Cursor) -> None:
-        """Know where `cursor` lies.
-
-        Raises:
-            UsageError: the epoch has fewer samples.
-        """
-        source = self.open()
-        if cursor.samples and self.sample_count() is None:
-            dataset = source.session.index_dataset(source.dataset)
-            source.sample_counts[:] = [shard.sample_count for shard in dataset.shards]
-        if cursor.samples and self._read_hash not in ("", source.dataset.manifest_hash):
-            raise ShardChangedError(
-                f"the dataset has changed within epoch {cursor.epoch}: its manifest was "
-                f"{self._read_hash[:16]}, it is {source.dataset.manifest_hash[:16]} now, so that "
-                "its order cannot be gone on with; begin the epoch anew with set_epoch, or name "
-                "the shards instead of a prefix"
-            )
-        self._read_hash = source.dataset.manifest_hash
-        total = self.sample_count()
-        if total is not None and cursor.samples > total:
-            raise UsageError(
-                f"cannot go on after {cursor.samples} samples of epoch {cursor.epoch}: the dataset "
-                f"has {total}"
-            )
-
     def begin(self, cursor: Cursor) -> int:
         """Start there; returns a token for `take`. An epoch under way is abandoned.
 
@@ -310,24 +238,19 @@ class Engine:
             GpufeedError: whatever the daemon answers.
         """
         self._began_s = time.monotonic()
-        self._count_samples_before(cursor)
         epoch = cursor.epoch
-        feeder = self._resources.feeder
-        follows = not self._config.continuous or (epoch == self._epoch + 1 and not cursor.samples)
-        pool = self._resources.pool
-        if (
-            feeder is None
-            or self._running
-            or feeder.failed
-            or not follows
-            or (pool and pool.broken)
-        ):
-            self._restart()
-            assert self._resources.feeder is not None
-            self._resources.feeder.begin(cursor)
-        elif not self._config.continuous:
-            feeder.begin(cursor)
+        feeder, pool = self._resources.feeder, self._resources.pool
+        continuous = self._config.continuous
+        follows = not continuous or (epoch == self._epoch + 1 and not cursor.samples)
+        if feeder and (self._running or feeder.failed or not follows or (pool and pool.broken)):
+            self._resources.end_stream()
+            feeder = None
         source = self.open()
+        self._opener.require_place(source, cursor)
+        if feeder is None:
+            self._start(source).begin(cursor)
+        elif not continuous:
+            feeder.begin(cursor)
         if not cursor.samples:
             self._skipped_count = 0
         self.place.begin(cursor, source.order.rows, world_size=source.world.world_size)
@@ -387,46 +310,9 @@ class Engine:
         self._generation += 1
         self._end()
 
-    def _with_room(self, session: Session, dataset: Dataset) -> tuple[Session, Dataset]:
-        """A session that can hold what a window of shards needs: two blocks, or one and a shard.
-
-        Raises:
-            CapacityError: the daemon has not so much, with the numbers.
-        """
-        shards = window_of(self._dataset.shuffle)
-        sizes = [shard.size_bytes for shard in dataset.shards]
-        wanted = [extents_needed(sizes, session.extent_bytes, n) for n in (2 * shards, shards + 1)]
-        if not shards or session.window_extents >= wanted[0]:
-            return session, dataset
-        session.close()
-        try:
-            found = self._connect(wanted[0] * session.extent_bytes, whole=True)
-        except CapacityError:
-            found = self._connect(wanted[1] * session.extent_bytes, whole=True)
-        try:
-            return found, found.open_dataset(self._dataset.request())
-        except BaseException:
-            found.close()
-            raise
-
-    def _connect(self, window_bytes: int = 0, *, whole: bool = False) -> Session:
-        factory = self._factory
-        if factory is None:
-            from gpufeed.cachefs.connect import open_session  # noqa: PLC0415 light import
-
-            factory = open_session
-        return factory(
-            daemon=self._dataset.daemon, window_bytes=window_bytes or self._dataset.window_bytes,
-            whole=whole,
-        )  # fmt: skip
-
-    def _restart(self) -> None:
-        """A new stream: session, workers where there are none, feeder."""
-        resources = self._resources
-        if resources.feeder is not None:
-            resources.end_stream()
-        source = self.open()
-        config = self._config
+    def _start(self, source: FeedSource) -> Feeder:
+        """A new stream: workers where there are none, and a feeder."""
+        resources, config = self._resources, self._config
         rows = source.order.rows.count
         self._fit_ring(rows)
         feed = FeedConfig(
@@ -451,6 +337,7 @@ class Engine:
                 target=feeder.run, name="gpufeed-feeder", daemon=True
             )
             resources.thread.start()
+        return feeder
 
     def _fit_ring(self, rows: int) -> None:
         """A new ring, and new workers, where batches have another size now."""
@@ -559,8 +446,7 @@ class Engine:
                 f"{self._skipped_count} samples of epoch {self._epoch} failed to decode, over the "
                 f"skip_limit of {limit}; the last was {first.sample}"
             ) from first.exception()
-        assert self._world is not None
-        if record.good_count == 0 and self._world.world_size > 1:
+        if record.good_count == 0 and self.open().world.world_size > 1:
             self._free(record)
             raise CorruptSampleError(
                 f"no sample of batch {record.index} of epoch {self._epoch} could be decoded, and "
@@ -590,7 +476,7 @@ def iterate_samples(
     Raises:
         GpufeedError: as `Engine.take`.
     """
-    config = EngineConfig(batch_rows=CHUNK_ROWS, use_slots=False)
+    config = EngineConfig(batch=BatchSize(CHUNK_ROWS), use_slots=False)
     engine = Engine(dataset, config, session_factory=session_factory)
     try:
         token = engine.begin(Cursor(epoch))

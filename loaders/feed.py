@@ -97,6 +97,11 @@ class FeedSource:
     world: World
     sample_counts: list[int | None]
 
+    def sample_count(self) -> int | None:
+        """Samples of the dataset; None where a shard's are not counted yet."""
+        known = [count for count in self.sample_counts if count is not None]
+        return sum(known) if len(known) == len(self.sample_counts) else None
+
     def parts_of(self, epoch: int, start: int = 0) -> Iterator[ShardPart | WindowPart]:
         """What this rank reads in `epoch` from position `start` on, in order."""
         order, counts, world = self.order, self.sample_counts, self.world

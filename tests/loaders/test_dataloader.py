@@ -35,6 +35,7 @@ from gpufeed.cachefs.errors import (
 from gpufeed.loaders import DataLoader, ShardDataset, World
 from gpufeed.loaders.engine import Engine, EngineConfig, iterate_samples
 from gpufeed.loaders.feeder import PLAN_AHEAD_SHARDS
+from gpufeed.loaders.opener import BatchSize
 from gpufeed.loaders.resume import Cursor
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -345,7 +346,7 @@ def test_workers_start_by_any_method(daemon, load, method):
 def test_ranks_share_each_global_batch_and_make_equal_steps(daemon):
     ranks = []
     for rank in range(3):
-        config = EngineConfig(batch_rows=4, num_workers=1)
+        config = EngineConfig(batch=BatchSize(4), num_workers=1)
         dataset = ShardDataset("fake://", decode=whole, seed=4)
         engine = Engine(
             dataset, config, world=World(rank, 3, rank, 3), session_factory=daemon.open_session

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loader_helpers import fails_on_seven, keys_of, noisy, whole
 
 from gpufeed.cachefs.errors import CapacityError, UsageError
-from gpufeed.loaders import DataLoader, ShardDataset, engine, feeder, window
+from gpufeed.loaders import DataLoader, ShardDataset, feeder, opener, window
 from gpufeed.loaders.blocks import SHARDS_MAX, Share, piece_end, window_of, window_parts
 from gpufeed.loaders.blockstream import extents_needed
 from gpufeed.loaders.order import epoch_shards, mix, rank_rows
@@ -225,7 +225,7 @@ def test_what_there_is_no_room_for_is_refused_with_the_numbers(make):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shards_that_turn_out_longer_than_they_were_said_to_be(make, monkeypatch, workers):
     # As compressed ones do, whose length is known at their end.
-    monkeypatch.setattr(engine, "extents_needed", lambda *_: 4)
+    monkeypatch.setattr(opener, "extents_needed", lambda *_: 4)
     monkeypatch.setattr(feeder, "SHORT_WAIT_S", 0.05)
     job = make(window_extents=4)
     with pytest.raises(CapacityError, match=r"4 extents are full before a block of .*window\(4\)"):
