@@ -107,7 +107,7 @@ class Connection:
             ProtocolError: no message of ours.
         """
         try:
-            data, descriptors, _, _ = socket.recv_fds(
+            data, descriptors, flags, _ = socket.recv_fds(
                 self._sock, wire.MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
@@ -118,6 +118,7 @@ class Connection:
             close_all(descriptors)
             raise DaemonUnavailableError("the daemon closed the session")
         try:
+            wire.require_whole(flags)
             return wire.unpack(data), descriptors
         except BaseException:
             close_all(descriptors)

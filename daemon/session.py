@@ -55,6 +55,8 @@ HELLO_TIMEOUT_S = 10.0
 # What the kernel refuses for now, it may take a little later.
 SEND_AGAIN_S = 0.05
 _SHORTAGES = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+# Linux 6.5 to 6.15, of a process that was waited for.
+_REAPED = frozenset({errno.EINVAL, errno.ESRCH})
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 # asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
 SO_PEERPIDFD = 77
@@ -89,7 +91,11 @@ class ServerSession:
         # The daemon has ended it; the client has not closed its side yet.
         self._is_refused = False
         self._loop.add_reader(sock.fileno(), self._readable)
-        self._peer = _peer_pidfd(sock)
+        self._peer = -1
+        try:
+            self._peer = _peer_pidfd(sock)
+        except ProcessLookupError:  # only a child of it may be left
+            self._loop.call_soon(self._end)
         if self._peer >= 0:
             self._loop.add_reader(self._peer, self._end)
         self._late: asyncio.TimerHandle | None
@@ -102,7 +108,7 @@ class ServerSession:
             if self._closing:
                 return
             try:
-                data, descriptors, _, _ = socket.recv_fds(
+                data, descriptors, flags, _ = socket.recv_fds(
                     self._sock, wire.MESSAGE_BYTES_MAX, 2, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
@@ -122,7 +128,7 @@ class ServerSession:
                 close_all(descriptors)
                 continue
             try:
-                self._handle(_message(data, descriptors))
+                self._handle(_message(data, descriptors, flags))
             except GpufeedError as error:
                 self._refuse(error)
                 return
@@ -322,6 +328,8 @@ class ServerSession:
             self._watch_room()
         elif self._outbox:
             self._loop.call_later(SEND_AGAIN_S, self._watch_room)
+        elif self._is_refused:
+            self._hang_up()
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -406,8 +414,9 @@ class ServerSession:
         self._server.ended(self._number)
 
 
-def _message(data: bytes, descriptors: list[int]) -> Message:
+def _message(data: bytes, descriptors: list[int], flags: int) -> Message:
     try:
+        wire.require_whole(flags)
         message = wire.unpack(data)
     except GpufeedError:
         close_all(descriptors)
@@ -419,10 +428,16 @@ def _peer_pidfd(sock: socket.socket) -> int:
     """A descriptor that becomes readable when the process that connected dies; -1 before Linux 6.5.
 
     No process id is involved, so it means the same in every PID namespace.
+
+    Raises:
+        ProcessLookupError: it is dead already, and the kernel gives no descriptor of the dead.
     """
     try:
         return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-    except OSError:
+    except OSError as error:
+        if error.errno in _REAPED:
+            raise ProcessLookupError(error.errno, "the client is dead") from None
+        _LOG.debug("no pidfd of a client: %s", error)
         # Not known to this kernel; or the process is gone already, and so is its end of the socket.
         return -1
 

@@ -121,6 +121,61 @@ async def test_what_a_refused_client_holds_stays_until_it_has_closed_its_side(
     assert table.held_count == 0
 
 
+async def test_a_refused_client_that_reads_late_sees_the_end_too(
+    house: House,
+) -> None:
+    with house.connect() as client:
+        client.send(HELLO)
+        await answer(client)
+        await lend(house)
+        session = next(iter(house.server._sessions.values()))
+        while not session._outbox:
+            session.send(wire.pack(Kind.PROGRESS, bytes(10_000)))
+        client.send(b"rubbish")
+        kinds = []
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(client, wire.MESSAGE_BYTES_MAX):
+            kinds.append(wire.unpack(data).kind)
+        assert kinds[-1] is Kind.ERROR
+        assert set(kinds[:-1]) == {Kind.PROGRESS}
+    await house.until(0)
+
+
+@pytest.mark.parametrize(
+    ("message", "count"), [(HELLO + bytes(wire.MESSAGE_BYTES_MAX), 0), (HELLO, 5)]
+)
+async def test_a_message_that_is_cut_is_refused(house: House, message: bytes, count: int) -> None:
+    with house.connect() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        socket.send_fds(client, [message], [client.fileno()] * count)
+        refusal = await answer(client)
+        assert "more than 65536 bytes, or with more descriptors" in refusal.json()["message"]
+    await house.until(0)
+
+
+@pytest.mark.parametrize(("code", "ends"), [(errno.EINVAL, True), (errno.ENOPROTOOPT, False)])
+async def test_a_client_that_was_dead_before_it_was_accepted(
+    house: House, monkeypatch: pytest.MonkeyPatch, code: int, ends: bool
+) -> None:
+    """Its socket may live on in a child that knows nothing of it."""
+    real = daemon_session._peer_pidfd
+
+    class Dead:
+        def getsockopt(self, *_: int) -> int:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(daemon_session, "_peer_pidfd", lambda _: real(Dead()))
+    with house.connect() as client:
+        await house.until(1)
+        if ends:
+            await house.until(0)
+        else:
+            client.send(HELLO)
+            assert (await answer(client)).kind is Kind.WELCOME
+    if not ends:
+        await house.until(0)
+
+
 async def test_a_refused_client_that_holds_nothing_is_gone_at_once(house: House) -> None:
     with house.connect() as client:
         client.send(HELLO)
