@@ -438,7 +438,6 @@ def _peer_pidfd(sock: socket.socket) -> int:
         if error.errno in _REAPED:
             raise ProcessLookupError(error.errno, "the client is dead") from None
         _LOG.debug("no pidfd of a client: %s", error)
-        # Not known to this kernel; or the process is gone already, and so is its end of the socket.
         return -1
 
 

@@ -338,7 +338,7 @@ class _Iterator:
         self._convert = convert
         self._single = single
         self._samples: deque[Any] = deque()
-        self._token = engine.begin(cursor)
+        self._token = engine.begin_on(cursor)
 
     def __iter__(self) -> _Iterator:
         return self

@@ -224,11 +224,29 @@ class Engine:
                 batch = self.take(token, convert)
             except DaemonUnavailableError as error:
                 self._moved = token
-                time.sleep(self._patience.delay_s(error, time.monotonic()))
-                self.stats.reconnects_count += 1
+                self._wait_for_daemon(error)
             else:
                 self._patience.read()
                 return token, batch
+
+    def begin_on(self, cursor: Cursor) -> int:
+        """As `begin`; a daemon that was there before is sought for a while.
+
+        Raises:
+            DaemonUnavailableError: no daemon was there for `gpufeed.cachefs.reconnect.LIMIT_S`.
+            GpufeedError: as `begin`.
+        """
+        while True:
+            try:
+                return self.begin(cursor)
+            except DaemonUnavailableError as error:
+                if not self.manifest_hash:
+                    raise
+                self._wait_for_daemon(error)
+
+    def _wait_for_daemon(self, error: DaemonUnavailableError) -> None:
+        time.sleep(self._patience.delay_s(error, time.monotonic()))
+        self.stats.reconnects_count += 1
 
     def begin(self, cursor: Cursor) -> int:
         """Start there; returns a token for `take`. An epoch under way is abandoned.
@@ -479,7 +497,7 @@ def iterate_samples(
     config = EngineConfig(batch=BatchSize(CHUNK_ROWS), use_slots=False)
     engine = Engine(dataset, config, session_factory=session_factory)
     try:
-        token = engine.begin(Cursor(epoch))
+        token = engine.begin_on(Cursor(epoch))
         while True:
             token, samples = engine.take_on(token, engine.hand_over.samples)
             if samples is None:

@@ -1,8 +1,8 @@
 """A training process that reads epochs through a daemon that is killed.
 
-Arguments: socket, URL, workers, epochs to read at least, file whose presence ends it. It prints
-"ready" after its first batch, then one JSON: the samples of each epoch in order (key and checksum),
-and how often it found another daemon.
+Arguments: socket, URL, workers (with a ``+``: persistent), epochs to read at least, file whose
+presence ends it. It prints "ready" after its first batch, then one JSON: the samples of each epoch
+in order (key and checksum), and how often it found another daemon.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def summed(sample):
 
 
 def main(socket: str, url: str, workers: str, epochs_min: str, stop_path: str) -> None:
-    count = int(workers)
+    count = int(workers.rstrip("+"))
     loader = DataLoader(
         ShardDataset(url, decode=summed, seed=3, daemon=socket), batch_size=BATCH,
         num_workers=count, multiprocessing_context="forkserver" if count else None,
-        persistent_workers=count > 0,
+        persistent_workers=workers.endswith("+"),
     )  # fmt: skip
     epochs = []
     while len(epochs) < int(epochs_min) or not os.path.exists(stop_path):

@@ -39,15 +39,15 @@ def put_data(node) -> list[list[tuple[str, int]]]:
     return known
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", ["0", "2", "2+"])
 def test_a_training_loop_goes_on_over_kills_of_its_daemon(chaos, place: Path, workers) -> None:
     known = put_data(chaos)
-    draw = random.Random(workers)
+    draw = random.Random(len(workers))
     url = f"oss://{BUCKET}/train-{{000..{SHARDS - 1:03d}}}.tar"
     daemon = chaos.start(**ARENA)
     script = Path(__file__).with_name("loader_epochs.py")
     with subprocess.Popen(
-        [sys.executable, script, chaos.socket, url, str(workers), "3", place / "stop"],
+        [sys.executable, script, chaos.socket, url, workers, "3", place / "stop"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as trainer:  # fmt: skip
         try:

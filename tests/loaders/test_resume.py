@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+import torch
 from fake_session import FakeDaemon, make_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -246,6 +247,35 @@ def test_a_daemon_that_goes_away_is_gone_on_with(job, workers, persistent):
     assert [first, keys_of(loader)] == want
     assert not job.daemon.lives, "the last of them was never lost"
     assert loader.stats()["reconnects"] >= 12 + 3
+
+
+def test_a_daemon_that_went_away_between_two_epochs_is_sought(job):
+    loader = job.loader(batch_size=8)
+    keys_of(loader)
+    loader._engine._resources.feeder.failed = True  # as its thread notes when the session ends
+    job.daemon.absences = 3
+    assert keys_of(loader) == keys_of(job.loader(batch_size=8, state=state(1)))
+    assert loader.stats()["reconnects"] == 3
+
+
+def test_a_daemon_that_was_never_there_is_an_error_at_once(job):
+    job.daemon.absences = 1
+    with pytest.raises(DaemonUnavailableError):
+        iter(job.loader(batch_size=8))
+
+
+def test_batches_that_are_held_stay_when_the_world_changes_their_size(job):
+    loader = job.loader(global_batch_size=6, num_workers=2)
+    iterator = iter(loader)
+    held = [next(iterator) for _ in range(3)]
+    copies = [batch["head"].clone() for batch in held]
+    for world_size in (2, 3, 1):
+        loader.set_world(0, world_size)
+        held.append(next(iterator))
+        copies.append(held[-1]["head"].clone())
+        assert len(held[-1]["head"]) == 6 // world_size
+    for batch, copy in zip(held, copies, strict=True):
+        assert torch.equal(batch["head"], copy)
 
 
 def test_a_daemon_that_stays_away_is_given_up_with_a_reason(job, monkeypatch):
