@@ -142,11 +142,12 @@ class Publisher:
             ProtocolError: it never had one of them.
         """
         leases = self._ring.release(seqs)
-        self._give_back(leases)
-        self._demand.released(len(leases), self._clock.monotonic_s())
         shard = self._waiting
         if shard is not None and not self._lenders_waiting and self._outlet.has_room:
+            # Before the accounts: the client waits for this.
             self._try_advance(shard)
+        self._give_back(leases)
+        self._demand.released(len(leases), self._clock.monotonic_s())
         if self._ring.free_count or shard is None or self._is_due(shard):
             self._room_came.set()
 

@@ -26,6 +26,8 @@ class Job:
         files: read by ``bare``.
         depth: reads under way at a time, in ``bare``.
         turns: round trips, in ``wake`` and ``ping``.
+        cpus: that the two ends of a round trip are kept to, ours first; empty: wherever they are
+            put.
     """
 
     mode: str
@@ -41,6 +43,7 @@ class Job:
     files: tuple[str, ...] = ()
     depth: int = 4
     turns: int = 0
+    cpus: tuple[int, ...] = ()
 
     def dump(self) -> str:
         """As text for a command line."""
@@ -52,4 +55,5 @@ class Job:
         value = json.loads(text)
         value["sizes_bytes"] = tuple(value["sizes_bytes"])
         value["files"] = tuple(value["files"])
+        value["cpus"] = tuple(value["cpus"])
         return cls(**value)

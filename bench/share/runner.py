@@ -23,6 +23,7 @@ from gpufeed.bench.measure import threads_cpu_s
 from gpufeed.bench.progress import Progress
 from gpufeed.bench.services import Daemon, start_local_daemon
 from gpufeed.bench.share.jobs import Job
+from gpufeed.bench.share.placement import kept_to, two_cpus
 from gpufeed.bench.share.report import Result, assemble
 from gpufeed.bench.workplace import Workplace, workplace
 from gpufeed.cachefs.errors import IntegrityError, UsageError
@@ -98,7 +99,7 @@ def run(options: ShareOptions, progress: Progress) -> Result:
             "readers": options.readers, "read_bytes": options.passes * options.readers * bench.size,
             "data_bytes": bench.size, "extent_bytes": options.extent_bytes,
             "depth": options.depth, "turns": options.turns, "rounds": options.rounds,
-            "sample_bytes": SAMPLE_BYTES,
+            "sample_bytes": SAMPLE_BYTES, "wakeup_cpus": list(two_cpus()),
         }  # fmt: skip
         return {"fingerprint": fingerprint(place.run_dir), **assemble(rounds, settings)}
 
@@ -170,12 +171,14 @@ class _Bench:
                     found["daemon_cpu_s"] = cpu_used_s
                 done(name)
             window_bytes = WAKE_WINDOW_EXTENTS * options.extent_bytes
+            cpus = two_cpus()
             for name in ("wake", "ping") if number % 2 == 0 else ("ping", "wake"):
                 job = Job(
                     mode=name, go_fd=-1, socket=daemon.socket, url=self._url,
-                    window_bytes=window_bytes, turns=options.turns,
+                    window_bytes=window_bytes, turns=options.turns, cpus=cpus,
                 )  # fmt: skip
-                found[name] = self._readers([job])[0][0]
+                with kept_to(daemon.pid, cpus[1:]):
+                    found[name] = self._readers([job])[0][0]
                 done(name)
         finally:
             self._family.end(daemon.child)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from gpufeed.bench import cli
 from gpufeed.bench.share import report
 from gpufeed.bench.share.jobs import Job
+from gpufeed.bench.share.placement import kept_to, two_cpus
 from gpufeed.cachefs.errors import UsageError
 
 GB = 10**9
@@ -97,3 +100,24 @@ def test_a_short_run_measures_everything_and_leaves_nothing(
     assert all(value > 0 for value in result["rounds"][0].values() if isinstance(value, float))
     assert result["settings"]["read_bytes"] >= 2 * result["settings"]["data_bytes"]
     assert "arena hits / plain shared mapping" in capsys.readouterr().out
+
+
+def test_a_process_is_kept_to_a_cpu_for_as_long_as_is_asked_and_nothing_else_is() -> None:
+    before = os.sched_getaffinity(0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
+        with kept_to(other.pid, [min(before)]):
+            assert os.sched_getaffinity(other.pid) == {min(before)}
+            assert os.sched_getaffinity(0) == before
+        assert os.sched_getaffinity(other.pid) == before
+        with kept_to(other.pid, []):
+            assert os.sched_getaffinity(other.pid) == before
+        other.communicate()
+
+
+def test_the_two_ends_of_a_round_trip_are_never_kept_to_one_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 3, 5})
+    assert two_cpus() == (3, 5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4})
+    assert two_cpus() == ()
