@@ -93,7 +93,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if options.get(name):
                 raise UsageError(
                     f"{name} does not go with a ShardDataset, whose order is its own; leave it "
-                    'out and use ShardDataset(..., shuffle="shards" or "none")'
+                    'out and use ShardDataset(..., shuffle="shards", "none" or window(n))'
                 )
             options.pop(name, None)
         collate = options.get("collate_fn")
@@ -224,6 +224,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             dataset.epoch = None
         if self._is_begun:  # left early, or ended: the epoch after it
             self._next = Cursor(self._next.epoch + 1)
+            self._is_begun = False  # if it cannot be begun now, the same one is tried next time
         if self._loaded is not None:
             self._engine.open()
             self._loaded.require_same_order(self._order(self._next))

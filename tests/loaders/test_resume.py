@@ -264,6 +264,19 @@ def test_a_daemon_that_was_never_there_is_an_error_at_once(job):
         iter(job.loader(batch_size=8))
 
 
+def test_an_epoch_that_could_not_be_begun_is_the_next_one_still(job, monkeypatch):
+    monkeypatch.setattr(reconnect, "LIMIT_S", 0.0)
+    loader = job.loader(batch_size=8)
+    keys_of(loader)
+    loader._engine._resources.feeder.failed = True
+    job.daemon.absences = 1 << 30
+    for _ in range(2):
+        with pytest.raises(DaemonUnavailableError):
+            iter(loader)
+    job.daemon.absences = 0
+    assert keys_of(loader) == keys_of(job.loader(batch_size=8, state=state(1)))
+
+
 def test_batches_that_are_held_stay_when_the_world_changes_their_size(job):
     loader = job.loader(global_batch_size=6, num_workers=2)
     iterator = iter(loader)
