@@ -13,10 +13,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpufeed.loaders.blocks import window
     from gpufeed.loaders.dataloader import DataLoader
     from gpufeed.loaders.dataset import ShardDataset
     from gpufeed.loaders.decode import image_crop
+    from gpufeed.loaders.segments import window
     from gpufeed.loaders.transfer import record_stream, to_device
     from gpufeed.loaders.world import World
 
@@ -38,7 +38,7 @@ _HOMES = {
     "image_crop": "gpufeed.loaders.decode",
     "record_stream": "gpufeed.loaders.transfer",
     "to_device": "gpufeed.loaders.transfer",
-    "window": "gpufeed.loaders.blocks",
+    "window": "gpufeed.loaders.segments",
 }
 
 if sys.platform != "linux":

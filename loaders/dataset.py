@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpufeed.cachefs.errors import UsageError
 from gpufeed.cachefs.units import KIB, MIB, format_bytes
-from gpufeed.loaders.blocks import window_of
 from gpufeed.loaders.order import Shuffle
+from gpufeed.loaders.segments import window_of
 
 if TYPE_CHECKING:
     from gpufeed.cachefs.client import DatasetRequest

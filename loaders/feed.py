@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpufeed.loaders.batch import BatchRecord
-from gpufeed.loaders.blocks import Share, WindowPart, window_of, window_parts
-from gpufeed.loaders.blockstream import BlockStream
 from gpufeed.loaders.order import (
     ORDER_VERSION,
     RankRows,
@@ -20,6 +18,8 @@ from gpufeed.loaders.order import (
     sample_seeds,
     whole_parts,
 )
+from gpufeed.loaders.segments import Share, WindowPart, window_of, window_parts
+from gpufeed.loaders.segmentstream import SegmentStream
 from gpufeed.loaders.stream import ArenaStream, SampleStream, SeedOf
 from gpufeed.loaders.world import World
 
@@ -126,7 +126,7 @@ class FeedSource:
         session = self.session
         if not window_of(self.order.shuffle):
             return ArenaStream(session.extent_bytes)
-        return BlockStream(session.extent_bytes, session.window_extents, self.sample_counts)
+        return SegmentStream(session.extent_bytes, session.window_extents, self.sample_counts)
 
     def seeds_of(self, epoch: int) -> SeedOf:
         """The seeds of the samples of `epoch`."""

@@ -25,7 +25,6 @@ from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError, W
 from gpufeed.cachefs.wire import ExtentEvent, FailEvent, SamplesEvent, ShardEndEvent
 from gpufeed.loaders.batch import BatchRecord
 from gpufeed.loaders.batchslots import SlotRing
-from gpufeed.loaders.blocks import WindowPart
 from gpufeed.loaders.feed import Delivery, EpochEnd, Failed, FeedConfig, FeedSource, FeedStats
 from gpufeed.loaders.forecast import Forecaster
 from gpufeed.loaders.layout import find_layout
@@ -33,6 +32,7 @@ from gpufeed.loaders.order import ShardPart
 from gpufeed.loaders.pool import WorkerPool
 from gpufeed.loaders.resume import Cursor
 from gpufeed.loaders.samples import Task, borrowed_thread
+from gpufeed.loaders.segments import WindowPart
 from gpufeed.loaders.stream import Lease
 from gpufeed.loaders.units import UNIT_ROWS_MAX, Unit, UnitResult, UnitRunner
 
@@ -191,9 +191,9 @@ class Feeder:
             if not self._wait(SHORT_WAIT_S):
                 raise CapacityError(
                     f"the session's {self._source.session.window_extents} extents are full before "
-                    f"a block of shuffle={self._source.order.shuffle!r} is whole: shards that are "
-                    "compressed take what they expand to; mix fewer of them, or raise "
-                    "arena.size_bytes and the dataset's window_bytes"
+                    f"a segment of shuffle={self._source.order.shuffle!r} is whole: compressed "
+                    "shards take what they expand to; mix fewer of them, or raise arena.size_bytes "
+                    "and the dataset's window_bytes"
                 )
             return
         self._wait(None)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpufeed.cachefs.errors import CapacityError, ShardChangedError, UsageError
-from gpufeed.loaders.blocks import window_of
-from gpufeed.loaders.blockstream import extents_needed
 from gpufeed.loaders.dataset import ShardDataset
 from gpufeed.loaders.feed import FeedSource, SampleOrder
 from gpufeed.loaders.order import RankRows, rank_rows
 from gpufeed.loaders.resume import Cursor
+from gpufeed.loaders.segments import window_of
+from gpufeed.loaders.segmentstream import extents_needed
 from gpufeed.loaders.world import World
 
 if TYPE_CHECKING:
@@ -147,21 +147,22 @@ class Opener:
             )
 
     def _with_room(self, session: Session, dataset: Dataset) -> tuple[Session, Dataset]:
-        """A session that can hold what a window of shards needs: two blocks, or one and a shard.
+        """A session that can hold what a window of shards needs, and one more shard if possible.
 
         Raises:
             CapacityError: the daemon has not so much, with the numbers.
         """
         shards = window_of(self._dataset.shuffle)
         sizes = [shard.size_bytes for shard in dataset.shards]
-        wanted = [extents_needed(sizes, session.extent_bytes, n) for n in (2 * shards, shards + 1)]
-        if not shards or session.window_extents >= wanted[0]:
+        needed = extents_needed(sizes, session.extent_bytes, shards)
+        more = needed + -(-max(sizes, default=0) // session.extent_bytes)
+        if not shards or session.window_extents >= more:
             return session, dataset
         session.close()
         try:
-            found = self._connect(wanted[0] * session.extent_bytes, whole=True)
+            found = self._connect(more * session.extent_bytes, whole=True)
         except CapacityError:
-            found = self._connect(wanted[1] * session.extent_bytes, whole=True)
+            found = self._connect(needed * session.extent_bytes, whole=True)
         try:
             return found, found.open_dataset(self._dataset.request())
         except BaseException:

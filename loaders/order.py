@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 ORDER_VERSION = 1
 
-Shuffle = str  # "shards", "none", or "window(n)" (`gpufeed.loaders.blocks`)
+Shuffle = str  # "shards", "none", or "window(n)" (`gpufeed.loaders.segments`)
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -13,9 +13,9 @@ from loader_helpers import fails_on_seven, keys_of, noisy, whole
 
 from gpufeed.cachefs.errors import CapacityError, UsageError
 from gpufeed.loaders import DataLoader, ShardDataset, feeder, opener, window
-from gpufeed.loaders.blocks import SHARDS_MAX, Share, piece_end, window_of, window_parts
-from gpufeed.loaders.blockstream import extents_needed
 from gpufeed.loaders.order import epoch_shards, mix, rank_rows
+from gpufeed.loaders.segments import SHARDS_MAX, Share, slice_of, window_of, window_parts
+from gpufeed.loaders.segmentstream import extents_needed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -25,22 +25,19 @@ COUNTS = [7, 13, 0, 9, 30, 1, 22, 40, 5, 5, 60]  # 192
 def sequence(counts, shards, share=None, epoch=0) -> list[tuple[int, int]]:
     """(shard, sample) in order, from the pure functions alone."""
     order = epoch_shards(len(counts), seed=5, epoch=epoch, shuffle="shards")
-    found = []
-    blocks = {}
     key = mix(5, epoch)
-    for part in window_parts(order, counts, shards, key=key, share=share or Share()):
-        blocks[part.block.key] = part.block
-    for block in blocks.values():
-        members = [counts[shard] for shard in block.shards]
-        if block.is_first:
-            begin = 0
-            while begin < members[0]:
-                end = min(piece_end(begin), members[0])
-                found += [(block.shards[0], int(i)) for i in block.piece(begin, end)]
-                begin = end
-        else:
-            which, number = block.permuted(members)
-            found += [(block.shards[w], int(i)) for w, i in zip(which, number, strict=True)]
+    parts = list(window_parts(order, counts, shards, key=key, share=share or Share()))
+    if not parts:
+        return []
+    found = []
+    whole, places = parts[0].epoch, {part.place: part.shard for part in parts}
+    offset = whole.offset
+    for segment in range(whole.first, whole.last + 1):
+        members = [places[place] for place in whole.members(segment)]
+        slices = whole.slices(segment, [counts[shard] for shard in members])
+        which, number = whole.permuted(segment, offset, slices)
+        found += [(members[w], int(i)) for w, i in zip(which, number, strict=True)]
+        offset += sum(end - begin for begin, end in slices)
     return found
 
 
@@ -71,31 +68,33 @@ def test_ranks_make_up_the_global_batches_from_any_start(counts, shards, size, d
     assert sequence(counts, shards, Share(start=start)) == whole_epoch[start:]
 
 
-def test_blocks_ramp_and_no_sample_leaves_its_block():
-    counts = [20] * 40
+def test_each_segment_mixes_the_next_slice_of_each_live_shard():
+    counts = [16] * 40
     order = epoch_shards(40, seed=5, epoch=0, shuffle="shards").tolist()
-    found = [shard for shard, _ in sequence(counts, 8)]
+    found = sequence(counts, 8)
     at = 0
-    for size in (1, 2, 4, 8, 8, 8, 8, 1):
-        block = found[at * 20 : (at + size) * 20]
-        assert sorted(set(block)) == sorted(order[at : at + size])
-        if size > 1:
-            assert len({tuple(block[i : i + 4]) for i in range(0, len(block), 4)}) > size
-        at += size
+    for segment in range(40 + 7):
+        members = order[max(0, segment - 7) : segment + 1]
+        samples = found[at : at + 2 * len(members)]
+        at += len(samples)
+        firsts = {shard: 2 * (segment - order.index(shard)) for shard in members}
+        want = {(shard, first + i) for shard, first in firsts.items() for i in range(2)}
+        assert set(samples) == want
+    assert at == len(found)
 
 
 def test_the_first_batch_needs_only_the_beginning_of_one_shard():
-    first = sequence([1000] * 8, 4)[:16]
+    first = sequence([1000] * 8, 4)[:250]
     assert len({shard for shard, _ in first}) == 1
-    assert max(number for _, number in first) < 16
-    assert [piece_end(0), piece_end(16), piece_end(48), piece_end(112)] == [16, 48, 112, 240]
+    assert sorted(number for _, number in first) == list(range(250))
+    assert (slice_of(10, 0, 4), slice_of(10, 3, 4)) == ((0, 2), (7, 10))
 
 
 def test_the_order_of_a_version_never_changes():
     # A running job must not see another order after an upgrade: change ORDER_VERSION instead.
     found = sequence([3, 20, 5, 4], 2)
-    assert found[:6] == [(2, 4), (2, 1), (2, 2), (2, 0), (2, 3), (3, 2)]
-    assert found[-6:] == [(1, 4), (1, 7), (1, 2), (1, 8), (1, 17), (1, 6)]
+    assert found[:6] == [(2, 0), (2, 1), (0, 0), (2, 2), (2, 3), (2, 4)]
+    assert found[-6:] == [(1, 15), (1, 17), (1, 14), (1, 19), (1, 16), (1, 10)]
 
 
 @pytest.mark.parametrize("shuffle", ["window(0)", "window(65)", "window(x)", "global", ""])
@@ -222,13 +221,45 @@ def test_what_there_is_no_room_for_is_refused_with_the_numbers(make):
         iter(job.loader(batch_size=8))
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=12), st.integers(1, 8), st.booleans(),
+    st.integers(0, 400), st.integers(1, 3),
+)  # fmt: skip
+def test_the_room_that_is_asked_for_is_enough(counts, shards, indexed, start, world_size):
+    """Nothing waits for ever, from wherever it begins, with not an extent more than is needed."""
+    shards_made = make_shards(counts)
+    job = Job(counts, indexed=indexed, window_extents=1)
+    needed = extents_needed([len(s.data) for s in shards_made], job.daemon.extent_bytes, shards)
+    job.daemon.slots = needed  # so that one more shard's is refused
+    job.daemon.free = list(range(needed))
+    try:
+        place = min(start, sum(counts))
+        options = {"shards": shards, "batch_size": 4, "world": (0, world_size)}
+        keys = keys_of(job.loader(**options))
+        assert len(keys) == (
+            sum(counts) if world_size == 1 else sum(counts) // (4 * world_size) * 4
+        )
+        job.close()
+        job = Job(counts, indexed=indexed, slots=4096)
+        told = job.loader(**options).state_dict() | {"samples": place}
+        assert len(keys_of(job.loader(state=told, **options))) == (
+            sum(counts) - place if world_size == 1
+            else (sum(counts) - place) // (4 * world_size) * 4
+        )  # fmt: skip
+    finally:
+        job.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shards_that_turn_out_longer_than_they_were_said_to_be(make, monkeypatch, workers):
     # As compressed ones do, whose length is known at their end.
-    monkeypatch.setattr(opener, "extents_needed", lambda *_: 4)
+    monkeypatch.setattr(opener, "extents_needed", lambda *_: -99)
     monkeypatch.setattr(feeder, "SHORT_WAIT_S", 0.05)
     job = make(window_extents=4)
-    with pytest.raises(CapacityError, match=r"4 extents are full before a block of .*window\(4\)"):
+    with pytest.raises(
+        CapacityError, match=r"4 extents are full before a segment of .*window\(4\)"
+    ):
         keys_of(job.loader(batch_size=8, num_workers=workers))
 
 

@@ -1,14 +1,13 @@
 """Samples of several live shards in a permuted order; `stream` is for one shard after another.
 
-Shards of a block (`gpufeed.loaders.blocks`) are published one after another and stay until all that
-is wanted of them was cut. What is wanted of a block, and in which order, is known when the sample
-counts of its shards are; of an epoch's first block, piece by piece as it comes.
+The shards of an epoch are published one after another; segments of them
+(`gpufeed.loaders.segments`) are cut one after another. A segment can be worked out when the sample
+counts of its shards are known: beforehand, or when they have ended.
 
-Invariants: tasks come out in the block's order, each wanted sample once; blocks follow each other,
-and epochs are separated by markers; a shard's extents become releasable together, once each, when
-its last wanted sample was cut and no unit uses any of them.
+Invariants: tasks come out in order, each wanted sample once; epochs are separated by markers; an
+extent becomes releasable exactly once, when no unit uses it and no later segment can touch it.
 
-The session's window must hold a block whole (`extents_needed`); `is_short` tells that it does not.
+The session's window must hold what is live (`extents_needed`); `is_short` tells that it does not.
 
 Pure: no I/O, one thread.
 """
@@ -25,22 +24,24 @@ import numpy as np
 from gpufeed.cachefs.errors import ProtocolError
 from gpufeed.cachefs.sampleindex import SampleIndex, SampleRef
 from gpufeed.cachefs.wire import ExtentEvent, SamplesEvent, ShardEndEvent
-from gpufeed.loaders.blocks import Block, Numbers, WindowPart, piece_end
 from gpufeed.loaders.samples import Task
+from gpufeed.loaders.segments import Numbers, WindowEpoch, WindowPart
 from gpufeed.loaders.stream import Extent, SeedOf, fields_of
 
 _LOOK_AHEAD = 256
+_SEGMENTS_AHEAD = 2
 
 
 def extents_needed(sizes_bytes: Sequence[int], extent_bytes: int, shards: int) -> int:
-    """Extents of the `shards` largest shards, which may all be in one block."""
-    counts = sorted((-(-size // extent_bytes) for size in sizes_bytes), reverse=True)
-    return sum(counts[:shards])
+    """Extents that a window may take: its newest shard whole, of each before it a slice less."""
+    largest = max((-(-size // extent_bytes) for size in sizes_bytes), default=0)
+    # And one, in which a slice ends, of each.
+    return sum(-(-largest * left // shards) + 1 for left in range(1, shards + 1))
 
 
 @dataclass(slots=True, eq=False)
 class LiveShard:
-    """One plan position. `wanted` is None until all visits of its block are known."""
+    """One plan position. Samples below `done` were cut, or are not wanted."""
 
     shard: int
     name: str
@@ -50,78 +51,45 @@ class LiveShard:
     firsts: list[int] = field(default_factory=list)
     indexes: list[SampleIndex] = field(default_factory=list)
     published: int = 0
-    ended: bool = False
-    cut: int = 0
-    wanted: int | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing more of it will be cut."""
-        return self.wanted == self.cut
+    done: int = 0
+    is_over: bool = False
 
     def sample(self, number: int) -> SampleRef:
         """A published sample."""
         at = bisect.bisect_right(self.firsts, number) - 1
         return self.indexes[at][number - self.firsts[at]]
 
-
-BlockLease = list[tuple[LiveShard, int, int]]  # extents [first, last] of a shard, in use by a unit
-
-
-class _Group:
-    """A block that is being read: its shards, and the visits that are known."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.shards: list[LiveShard] = []
-        self.which: Numbers = np.zeros(0, np.int32)
-        self.number: Numbers = np.zeros(0, np.int32)
-        self.cursor = self.ready = self._piece_begin = 0
-        self.is_known = False
-
     @property
-    def is_over(self) -> bool:
-        return self.is_known and self.cursor == len(self.which)
+    def done_bytes(self) -> int:
+        """Nothing below will be touched any more."""
+        if not 0 < self.done <= self.published:
+            return 0
+        return max(m.offset_bytes + m.size_bytes for m in self.sample(self.done - 1).members)
 
-    def learn(self) -> bool:
-        """Add the visits that can be known now; whether all are known since."""
-        if self.is_known or len(self.shards) < len(self.block.shards):
-            return False
-        if self.block.is_first:
-            self._learn_pieces()
-        else:
-            counts = [shard.count for shard in self.shards]
-            known = [count for count in counts if count is not None]
-            if len(known) == len(counts):
-                self.which, self.number = self.block.permuted(known)
-                self.is_known = True
-        if self.is_known:
-            wanted = np.bincount(self.which, minlength=len(self.shards))
-            for shard, count in zip(self.shards, wanted.tolist(), strict=True):
-                shard.wanted = count
-        return self.is_known
 
-    def _learn_pieces(self) -> None:
-        (shard,) = self.shards
-        pieces = [self.number]
-        while not self.is_known:
-            end = piece_end(self._piece_begin)
-            if shard.count is not None:
-                end = min(end, shard.count)
-                self.is_known = end == shard.count
-            elif shard.published < end:
-                break
-            pieces.append(self.block.piece(self._piece_begin, end))
-            self._piece_begin = end
-        self.number = np.concatenate(pieces)
-        self.which = np.zeros(len(self.number), np.int32)
+SegmentLease = list[
+    tuple[LiveShard, int, int]
+]  # extents [first, last] of a shard, in use by a unit
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """Its shards, the end of each one's slice, and its samples in order."""
+
+    number: int
+    shards: list[LiveShard]
+    ends: list[int]
+    which: Numbers
+    sample: Numbers
+    cursor: int = 0
+    ready: int = 0
 
     def look(self) -> int:
-        """Visits in order that can be cut now."""
+        """Samples in order that can be cut now."""
         published = np.array([shard.published for shard in self.shards], np.int64)
         while self.ready < len(self.which):
             ahead = slice(self.ready, self.ready + _LOOK_AHEAD)
-            there = published[self.which[ahead]] > self.number[ahead]
+            there = published[self.which[ahead]] > self.sample[ahead]
             if not there.all():
                 self.ready += int(there.argmin())
                 break
@@ -129,7 +97,53 @@ class _Group:
         return self.ready - self.cursor
 
 
-class BlockStream:
+class _Reading:
+    """An epoch that is being read: its live shards, and the segments that are worked out."""
+
+    def __init__(self, epoch: WindowEpoch) -> None:
+        self.epoch = epoch
+        self.shards: dict[int, LiveShard] = {}  # by place
+        self.segments: deque[_Segment] = deque()
+        self._next = epoch.first
+        self._offset = epoch.offset
+
+    @property
+    def is_over(self) -> bool:
+        return self._next > self.epoch.last and not self.segments
+
+    def learn(self) -> None:
+        """Work segments out, as far as can be known and is needed."""
+        while self._next <= self.epoch.last and len(self.segments) < _SEGMENTS_AHEAD:
+            shards = [self.shards.get(place) for place in self.epoch.members(self._next)]
+            live = [shard for shard in shards if shard is not None]
+            counts = [shard.count for shard in live if shard.count is not None]
+            if len(counts) < len(shards):
+                return
+            slices = self.epoch.slices(self._next, counts)
+            which, sample = self.epoch.permuted(self._next, self._offset, slices)
+            ends = [end for _, end in slices]
+            self.segments.append(_Segment(self._next, live, ends, which, sample))
+            self._offset += sum(end - begin for begin, end in slices)
+            self._next += 1
+
+    def settle(self) -> list[LiveShard]:
+        """Take segments that are wholly cut off the front; returns their shards."""
+        touched: list[LiveShard] = []
+        while self.segments and self.segments[0].cursor == len(self.segments[0].which):
+            segment = self.segments.popleft()
+            is_last = segment.number == self.epoch.last
+            for shard, end in zip(segment.shards, segment.ends, strict=True):
+                shard.done = end
+                shard.is_over = is_last or end == shard.count
+            touched += segment.shards
+            leaver = segment.number - self.epoch.shards + 1
+            if leaver in self.shards:
+                self.shards.pop(leaver).is_over = True
+            self.learn()
+        return touched
+
+
+class SegmentStream:
     """See the top of the file. Satisfies `gpufeed.loaders.stream.SampleStream`.
 
     Args:
@@ -144,9 +158,9 @@ class BlockStream:
         self._extent_bytes = extent_bytes
         self._window_extents = window_extents
         self._counts = counts
-        self._groups: deque[_Group | None] = deque()  # None marks an epoch's end
+        self._readings: deque[_Reading | None] = deque()  # None marks an epoch's end
         self._by_number: dict[int, LiveShard] = {}
-        self._group_of: dict[int, _Group] = {}
+        self._reading_of: dict[int, _Reading] = {}
         self._releasable: list[int] = []
         self._held_count = self._users_count = 0
         self.straddled_count = 0
@@ -155,25 +169,24 @@ class BlockStream:
     def available_count(self) -> int:
         """Samples that can be cut one after another, of this epoch."""
         self._settle()
+        reading = self._readings[0] if self._readings else None
         count = 0
-        for group in self._groups:
-            if group is None:
-                break
-            count += group.look()
-            if not group.is_known or group.ready < len(group.which):
+        for segment in reading.segments if reading is not None else ():
+            count += segment.look()
+            if segment.ready < len(segment.which):
                 break
         return count
 
     @property
     def planned_count(self) -> int:
-        """Shards that are planned and not wholly cut."""
-        return sum(len(group.shards) for group in self._groups if group is not None)
+        """Shards that are planned and not published whole."""
+        return len(self._by_number)
 
     @property
     def at_epoch_end(self) -> bool:
         """True when everything before the next epoch's marker was cut."""
         self._settle()
-        return bool(self._groups) and self._groups[0] is None
+        return bool(self._readings) and self._readings[0] is None
 
     @property
     def is_short(self) -> bool:
@@ -187,30 +200,31 @@ class BlockStream:
 
     def expect(self, number: int, part: WindowPart, name: str, seed_of: SeedOf) -> None:
         """Plan position `number` will bring `part` of the shard `name`."""
-        last = self._groups[-1] if self._groups else None
-        if last is None or last.block is not part.block:
-            last = _Group(part.block)
-            self._groups.append(last)
+        last = self._readings[-1] if self._readings else None
+        if last is None or last.epoch is not part.epoch:
+            last = _Reading(part.epoch)
+            self._readings.append(last)
         shard = LiveShard(part.shard, name, seed_of, self._counts[part.shard])
-        last.shards.append(shard)
-        self._by_number[number], self._group_of[number] = shard, last
-        self._learn(last)
+        last.shards[part.place] = shard
+        self._by_number[number], self._reading_of[number] = shard, last
+        last.learn()
 
     def mark_epoch_end(self) -> None:
         """Nothing more of this epoch will be expected."""
-        self._groups.append(None)
+        self._readings.append(None)
 
     def pass_epoch_end(self) -> None:
         """Go on to the next epoch."""
         assert self.at_epoch_end
-        self._groups.popleft()
+        self._readings.popleft()
 
     def on_extent(self, event: ExtentEvent) -> None:
         """An extent was published."""
         shard = self._shard(event.position)
         shard.extents[event.extent] = Extent(event.seq, event.slot)
         self._held_count += 1
-        self._collect(shard)
+        if shard.is_over:
+            self._collect(shard)
 
     def on_samples(self, event: SamplesEvent) -> None:
         """Samples were published."""
@@ -218,33 +232,35 @@ class BlockStream:
         shard.firsts.append(event.first)
         shard.indexes.append(event.index)
         shard.published = event.first + len(event.index)
-        self._learn(self._group_of[event.position])
 
     def on_end(self, event: ShardEndEvent) -> None:
         """Everything of the position was published."""
         shard = self._shard(event.position)
-        shard.ended, shard.count = True, shard.published
+        shard.count = shard.published
         del self._by_number[event.position]
-        self._learn(self._group_of.pop(event.position))
+        self._reading_of.pop(event.position).learn()
         self._settle()
 
-    def cut(self, limit: int) -> tuple[list[Task], BlockLease]:
+    def cut(self, limit: int) -> tuple[list[Task], SegmentLease]:
         """At most `limit` samples of this epoch, in order, and the lease over their extents."""
         tasks: list[Task] = []
-        lease: BlockLease = []
+        lease: SegmentLease = []
         while len(tasks) < limit:
             self._settle()
-            group = self._groups[0] if self._groups else None
-            take = min(limit - len(tasks), group.look()) if group is not None else 0
-            if group is None or not take:
+            reading = self._readings[0] if self._readings else None
+            if reading is None or not reading.segments:
                 break
-            for at in range(group.cursor, group.cursor + take):
-                shard = group.shards[int(group.which[at])]
-                self._cut_one(shard, int(group.number[at]), tasks, lease)
-            group.cursor += take
+            segment = reading.segments[0]
+            take = min(limit - len(tasks), segment.look())
+            if not take:
+                break
+            for at in range(segment.cursor, segment.cursor + take):
+                shard = segment.shards[int(segment.which[at])]
+                self._cut_one(shard, int(segment.sample[at]), tasks, lease)
+            segment.cursor += take
         return tasks, lease
 
-    def give_back(self, lease: BlockLease) -> None:
+    def give_back(self, lease: SegmentLease) -> None:
         """The unit that had `lease` is done with its bytes."""
         for shard, first, last in lease:
             for number in range(first, last + 1):
@@ -266,19 +282,15 @@ class BlockStream:
             raise ProtocolError(f"the daemon published plan position {number}, which is not open")
         return shard
 
-    def _learn(self, group: _Group) -> None:
-        if group.learn():
-            for shard in group.shards:  # those of which nothing is wanted
-                self._collect(shard)
-
-    def _cut_one(self, shard: LiveShard, number: int, tasks: list[Task], lease: BlockLease) -> None:
+    def _cut_one(
+        self, shard: LiveShard, number: int, tasks: list[Task], lease: SegmentLease
+    ) -> None:
         ref = shard.sample(number)
         fields, straddles = fields_of(shard.extents, self._extent_bytes, ref.members)
         self.straddled_count += straddles
         offset = min(member.offset_bytes for member in ref.members)
         seed = shard.seed_of(shard.shard, number)
         tasks.append(Task(ref.key, shard.name, offset, seed, fields))
-        shard.cut += 1
         # Empty fields touch none: the extent that they would begin in may never come.
         full = [member for member in ref.members if member.size_bytes]
         if full:
@@ -288,19 +300,22 @@ class BlockStream:
             for extent in range(first, last + 1):
                 shard.extents[extent].users += 1
                 self._users_count += 1
-        elif shard.is_over:
-            self._collect(shard)
 
     def _settle(self) -> None:
-        """Take blocks that are wholly cut off the front."""
-        while self._groups and (group := self._groups[0]) is not None and group.is_over:
-            for shard in group.shards:
+        """Take what is wholly cut off the front."""
+        while self._readings and (reading := self._readings[0]) is not None:
+            for shard in reading.settle():
                 self._collect(shard)
-            self._groups.popleft()
+            if not reading.is_over:
+                return
+            for shard in reading.shards.values():  # whose last slices are not wanted
+                shard.is_over = True
+                self._collect(shard)
+            self._readings.popleft()
 
     def _collect(self, shard: LiveShard) -> None:
         """Move what nothing can touch any more to the releasable ones."""
-        if not shard.is_over:
-            return
+        closed = shard.done_bytes // self._extent_bytes
         for number in [n for n, extent in shard.extents.items() if extent.users == 0]:
-            self._releasable.append(shard.extents.pop(number).seq)
+            if shard.is_over or number < closed:
+                self._releasable.append(shard.extents.pop(number).seq)
