@@ -49,6 +49,7 @@ def open_session(
     window_bytes: int = 0,
     whole: bool = False,
     token: str | None = None,
+    former: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> Session:
     """A session with the daemon that `daemon` or ``GPUFEED_DAEMON`` names.
@@ -58,6 +59,8 @@ def open_session(
         window_bytes: see `Session.connect`.
         whole: see `Session.connect`.
         token: of the tenant; None leaves it to the environment.
+        former: where the session before this one was, which was lost. The node's daemon is sought
+            there only: an embedded one has neither its settings nor its cache.
         environ: the environment; None is the process's own.
 
     Raises:
@@ -70,6 +73,8 @@ def open_session(
     wanted = _Wanted(window_bytes, token if token is not None else _token(environ), whole=whole)
     if mode not in _MODES:
         return wanted.connect(mode)
+    if mode == "auto" and former in node_sockets(environ):
+        return wanted.connect(former)
     if mode != "off":
         found = _connect_node(environ, wanted)
         if found is not None:

@@ -145,6 +145,7 @@ class Client(Place):
         self.stats = ReadStats()
         self._is_closed = False
         self._has_connected = False
+        self._former = ""
         self._lock = threading.Lock()
         self._idle: collections.deque[OpenedSession] = collections.deque()
         self._calls: Calls | None = None
@@ -273,8 +274,10 @@ class Client(Place):
         """
         options = self.options
         session = open_session(
-            daemon=options.daemon, window_bytes=options.window_bytes, token=options.token
-        )
+            daemon=options.daemon, window_bytes=options.window_bytes, token=options.token,
+            former=self._former,
+        )  # fmt: skip
+        self._former = session.socket_path
         self._has_connected = True
         return session
 

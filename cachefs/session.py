@@ -123,6 +123,7 @@ class Session:
     ) -> None:
         self._connection = connection
         self.protocol = check_welcome(welcome)
+        self.socket_path = ""
         self._requests = 0
         self._positions = 0
         self._pending: collections.deque[Event] = collections.deque()
@@ -178,7 +179,9 @@ class Session:
                 close_all(descriptors)
                 raise ProtocolError(f"{message.kind.name} answered HELLO")
             try:
-                return cls(connection, message.json(), *descriptors)
+                session = cls(connection, message.json(), *descriptors)
+                session.socket_path = socket_path
+                return session
             except BaseException:
                 close_all(descriptors)
                 raise

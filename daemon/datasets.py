@@ -276,7 +276,7 @@ class Datasets:
         whose = f"for the tenant {tenant} " if tenant else ""
         raise AccessDeniedError(
             f"this daemon may not read {url}: {whose}it serves {', '.join(allow) or 'nothing'}; "
-            f"add the prefix to {setting}, or use an embedded daemon (GPUFEED_DAEMON=auto)"
+            f"add the prefix to {setting}, or use a daemon of your own (GPUFEED_DAEMON=off)"
         )
 
     async def _look_up(self, named: Sequence[str], options: Mapping[str, str]) -> list[ObjectInfo]:

@@ -84,7 +84,7 @@ class ArenaMemory:
         arena = self._pool.arena
         self._looked_s = self._clock.monotonic_s()
         try:
-            held_bytes = self._ledger.bytes_elsewhere(frozenset((arena.arena_id,)), self._tenant)
+            held_bytes = self._ledger.bytes_elsewhere(self._tenant)
         except OSError as error:
             _LOG.warning("arenas of earlier daemons cannot be looked at: %s", error)
             return

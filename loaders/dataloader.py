@@ -176,25 +176,28 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise AttributeError(f"{name} needs a ShardDataset, whose order is gpufeed's own")
         return self._engine
 
-    def _order(self, cursor: Cursor) -> OrderState:
-        assert self._engine is not None
+    def _order(self, cursor: Cursor, manifest_hash: str) -> OrderState:
         dataset = self.dataset
         assert isinstance(dataset, ShardDataset)
         return OrderState(
             cursor=cursor, seed=dataset.seed, shuffle=dataset.shuffle,
-            manifest_hash=self._engine.manifest_hash,
+            manifest_hash=manifest_hash,
         )  # fmt: skip
 
     def _state_dict(self, behind: int = 0) -> dict[str, Any]:
         assert self._engine is not None
+        if self._is_begun:
+            return self._order(self._engine.place.cursor(behind), self._engine.begun_hash).pack()
+        if self._loaded is not None:
+            return self._order(self._next, self._loaded.manifest_hash).pack()
         if not self._engine.manifest_hash:
             self._engine.open()
-        cursor = self._engine.place.cursor(behind) if self._is_begun else self._next
-        return self._order(cursor).pack()
+        return self._order(self._next, self._engine.manifest_hash).pack()
 
     def _load_state_dict(self, state: Mapping[str, Any]) -> None:
         loaded = OrderState.unpack(state)
-        loaded.require_same_order(self._order(loaded.cursor))
+        assert self._engine is not None
+        loaded.require_same_order(self._order(loaded.cursor, self._engine.manifest_hash))
         self._loaded = loaded
         self._next = loaded.cursor
         self._is_begun = False
@@ -227,7 +230,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._is_begun = False  # if it cannot be begun now, the same one is tried next time
         if self._loaded is not None:
             self._engine.open()
-            self._loaded.require_same_order(self._order(self._next))
+            self._loaded.require_same_order(self._order(self._next, self._engine.manifest_hash))
             self._loaded = None
         accelerator: Any = getattr(torch, "accelerator", torch.cuda)  # torch has it from 2.6 on
         self._pins = self.pin_memory and accelerator.is_available()
@@ -346,6 +349,7 @@ class _Iterator:
 
     def __next__(self) -> Any:
         if self._samples:
+            self._engine.require_current(self._token)
             return self._next_sample()
         self._token, batch = self._engine.take_on(self._token, self._convert)
         if batch is None:

@@ -142,6 +142,11 @@ class Engine:
         return self._opener.manifest_hash
 
     @property
+    def begun_hash(self) -> str:
+        """Of the dataset that `place` is a place of."""
+        return self._opener.begun_hash
+
+    @property
     def uses_processes(self) -> bool:
         """Without a `decode` there is nothing that a process would save."""
         return self._config.num_workers > 0 and self._dataset.decode is not None
@@ -200,12 +205,14 @@ class Engine:
         """Be this rank from the next `begin` on. What was made ahead is given up.
 
         Raises:
-            UsageError: batches cannot be divided so.
+            UsageError: batches cannot be divided so; or samples of a batch are left to be taken.
         """
+        self.place.require_whole()
         self._opener.set_world(world)
-        self._moved = self._generation if self._running else 0
-        self._running = False
-        self._generation += 1
+        if self._running:
+            self._moved = self._generation
+            self._generation += 1
+            self._running = False
         self._resources.end_stream()
 
     def take_on(self, token: int, convert: Callable[[BatchRecord], T]) -> tuple[int, T | None]:
@@ -262,14 +269,20 @@ class Engine:
         follows = not continuous or (epoch == self._epoch + 1 and not cursor.samples)
         if feeder and (self._running or feeder.failed or not follows or (pool and pool.broken)):
             self._resources.end_stream()
+            self._generation += 1
+            self._running = False
             feeder = None
         source = self.open()
-        self._opener.require_place(source, cursor)
+        try:
+            self._opener.require_place(source, cursor)
+        except BaseException:
+            self._resources.end_stream()
+            raise
         if feeder is None:
             self._start(source).begin(cursor)
         elif not continuous:
             feeder.begin(cursor)
-        if not cursor.samples:
+        if not cursor.samples or epoch != self._epoch:
             self._skipped_count = 0
         self.place.begin(cursor, source.order.rows, world_size=source.world.world_size)
         self._epoch = epoch
@@ -287,8 +300,7 @@ class Engine:
             DeviceError: the accelerator failed, where slots are registered.
             GpufeedError: whatever else ended the feeder.
         """
-        if token != self._generation:
-            raise UsageError("this iterator was ended by a later iter() of the same loader")
+        self.require_current(token)
         if not self._running:
             return None
         try:
@@ -303,7 +315,7 @@ class Engine:
                 taken = record.index, record.rows, sorted(record.failures)
                 if record.good_count == 0:
                     self._discard(record)
-                    self.place.took(*taken)
+                    self.place.passed_over(*taken)
                     continue
                 batch = convert(record)
                 self._took()
@@ -315,6 +327,15 @@ class Engine:
         except BaseException:  # the trainer is being interrupted: wait for nothing
             self.abandon(token, end_workers=True)
             raise
+
+    def require_current(self, token: int) -> None:
+        """The iterator with this token is the last one.
+
+        Raises:
+            UsageError: a later `begin` ended it.
+        """
+        if token != self._generation:
+            raise UsageError("this iterator was ended by a later iter() of the same loader")
 
     def abandon(self, token: int, *, end_workers: bool = False) -> None:
         """Leave the epoch early: units under way are finished, leases returned."""

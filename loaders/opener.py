@@ -62,6 +62,10 @@ class BatchSize:
 class Opener:
     """See the top of the file.
 
+    Attributes:
+        manifest_hash: of the dataset as it was opened last; empty where it never was.
+        begun_hash: of the dataset as the epoch under way was begun with.
+
     Args:
         dataset: what to read.
         batch: how large batches are.
@@ -78,7 +82,8 @@ class Opener:
         self._world = world
         self._factory = factory
         self._counts: list[int | None] = []
-        self._begun_hash = ""
+        self._former = ""
+        self.begun_hash = ""
         self.manifest_hash = ""
 
     def set_world(self, world: World) -> None:
@@ -108,7 +113,7 @@ class Opener:
             session.close()
             raise
         counts = [shard.sample_count for shard in opened.shards]
-        if len(self._counts) == len(counts):  # what earlier epochs learned
+        if self.manifest_hash == opened.manifest_hash:  # what earlier epochs learned
             both = zip(counts, self._counts, strict=True)
             counts = [known if new is None else new for new, known in both]
         self._counts = counts
@@ -126,14 +131,14 @@ class Opener:
             UsageError: the epoch has fewer samples.
         """
         manifest = source.dataset.manifest_hash
-        if cursor.samples and self._begun_hash not in ("", manifest):
+        if cursor.samples and self.begun_hash not in ("", manifest):
             raise ShardChangedError(
                 f"the dataset has changed within epoch {cursor.epoch}: its manifest was "
-                f"{self._begun_hash[:16]}, it is {manifest[:16]} now, so that its order cannot be "
+                f"{self.begun_hash[:16]}, it is {manifest[:16]} now, so that its order cannot be "
                 "gone on with; begin the epoch anew with set_epoch, or name the shards instead of "
                 "a prefix"
             )
-        self._begun_hash = manifest
+        self.begun_hash = manifest
         if not cursor.samples:
             return
         if source.sample_count() is None:
@@ -175,7 +180,9 @@ class Opener:
             from gpufeed.cachefs.connect import open_session  # noqa: PLC0415 light import
 
             factory = open_session
-        return factory(
+        session = factory(
             daemon=self._dataset.daemon, window_bytes=window_bytes or self._dataset.window_bytes,
-            whole=whole,
+            whole=whole, former=self._former,
         )  # fmt: skip
+        self._former = session.socket_path
+        return session

@@ -53,6 +53,23 @@ class Place:
         self._good = [row for row in range(rows) if row not in failed]
         self._left = 0
 
+    def passed_over(self, index: int, rows: int, failed: Sequence[int]) -> None:
+        """As `took`, of a batch of which nothing is handed over: no batch to go behind."""
+        self.took(index, rows, failed)
+        del self._cursors[-2]
+
+    def require_whole(self) -> None:
+        """The place is between two batches.
+
+        Raises:
+            UsageError: samples are left to be taken.
+        """
+        if self._left:
+            raise UsageError(
+                f"the world can change after every {self._rows.count} samples with "
+                f"batch_size=None; {self._left} are left: take them first"
+            )
+
     def left(self, count: int) -> None:
         """So many samples of the last batch were not handed over yet."""
         self._left = count

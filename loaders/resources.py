@@ -58,6 +58,10 @@ class Resources:
         """End everything."""
         if os.getpid() != self.pid:
             return
+        if self.thread is threading.current_thread():
+            # Collected by the feeder's own thread, which cannot wait for itself.
+            threading.Thread(target=self.end, name="gpufeed-end", daemon=True).start()
+            return
         self.end_stream(end_workers=True)
         pool, self.pool = self.pool, None
         if pool is not None:

@@ -8,14 +8,16 @@ with the last of them, however they end. So a file that can be locked is of an a
 
 The file, all numbers little-endian::
 
-    0     magic "GFAL", version, reserved, CRC-32 of the first 128 bytes (with this field zero)
-    12    arena id (32 hex digits), size in bytes, name of the tenant (UTF-8, padded by zeros)
-    128   bytes that were touched, and so have memory; grows only
+    0     magic "GFAL", version, reserved, CRC-32 of the first 64 bytes (with this field zero)
+    12    arena id (32 hex digits), size in bytes
+    64    bytes that were touched, and so have memory; grows only
 
-It appears under its name (the arena id) whole and locked. Clients get it open for reading: what is
-written there, and any size that it is cut to, is read with care and never mapped here.
-
-A client that breaks its lock on purpose hides its own tenant's old memory, and nothing else.
+It appears under its name, ``<arena id>.<tenant>``, whole and locked. Clients get it open for
+reading, and one that is root may open it for writing: what is written there is never mapped, it
+says nothing of any tenant but the one that it is named after, and nothing of an arena of ours that
+is alive. So a client that forges it, or breaks its lock, hides or inflates its own tenant's old
+memory. Whoever sees the folder and may open the files could keep a lock for ever: it is the
+daemon's user's alone.
 
 Owned by the daemon's loop; a look takes some 20 us a file, of which there is one an arena.
 """
@@ -35,12 +37,11 @@ from gpufeed.cachefs.errors import OperatorError
 
 MAGIC = b"GFAL"
 VERSION = 1
-_HEAD = struct.Struct("<4sHHI32sQ64s")
+_HEAD = struct.Struct("<4sHHI32sQ")
 _CRC_AT = 8
 _TOUCHED = struct.Struct("<Q")
-TOUCHED_OFFSET = 128
+TOUCHED_OFFSET = 64
 ENTRY_BYTES = TOUCHED_OFFSET + _TOUCHED.size
-TENANT_BYTES_MAX = 64
 FOLDER_SUFFIX = ".arenas"
 _UNFINISHED = "new-"
 # Gone meanwhile; a link or a socket, which we do not make.
@@ -49,16 +50,15 @@ _NOT_OURS = frozenset({errno.ENOENT, errno.ELOOP, errno.ENXIO})
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """An arena that is mapped still: its id, its tenant, and the bytes that have memory."""
+    """An arena that is mapped still: its id, and the bytes that have memory."""
 
     arena_id: str
-    tenant: str
     touched_bytes: int
 
 
-def pack_entry(arena_id: str, size_bytes: int, tenant: str) -> bytes:
+def pack_entry(arena_id: str, size_bytes: int) -> bytes:
     """A file whose arena was not touched yet."""
-    fields = (arena_id.encode("ascii"), size_bytes, tenant.encode())
+    fields = (arena_id.encode("ascii"), size_bytes)
     block = bytearray(_HEAD.pack(MAGIC, VERSION, 0, 0, *fields).ljust(TOUCHED_OFFSET, b"\0"))
     struct.pack_into("<I", block, _CRC_AT, zlib.crc32(block))
     return bytes(block) + _TOUCHED.pack(0)
@@ -68,28 +68,27 @@ def unpack_entry(data: bytes) -> Elsewhere | None:
     """What a file says; None: it is not one of ours, or damaged."""
     if len(data) < ENTRY_BYTES:
         return None
-    magic, version, _, crc, arena_id, size_bytes, tenant = _HEAD.unpack_from(data)
+    magic, version, _, crc, arena_id, size_bytes = _HEAD.unpack_from(data)
     clean = bytearray(data[:TOUCHED_OFFSET])
     clean[_CRC_AT : _CRC_AT + 4] = bytes(4)
     if magic != MAGIC or version != VERSION or zlib.crc32(clean) != crc:
         return None
     (touched_bytes,) = _TOUCHED.unpack_from(data, TOUCHED_OFFSET)
-    name = tenant.rstrip(b"\0").decode(errors="replace")
-    return Elsewhere(arena_id.decode("ascii"), name, min(touched_bytes, size_bytes))
+    return Elsewhere(arena_id.decode("ascii", "replace"), min(touched_bytes, size_bytes))
 
 
 class ArenaEntry:
     """The file of one arena of ours. `fd` is locked, and goes to whoever gets the arena."""
 
     def __init__(self, folder: str, arena_id: str, size_bytes: int, tenant: str) -> None:
-        self._path = os.path.join(folder, arena_id)
+        self._path = os.path.join(folder, f"{arena_id}.{tenant}")
         unfinished = os.path.join(folder, _UNFINISHED + arena_id)
         self._writing = os.open(
             unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
         self.fd = -1
         try:
-            os.write(self._writing, pack_entry(arena_id, size_bytes, tenant))
+            os.write(self._writing, pack_entry(arena_id, size_bytes))
             # Another open file than the one that is written to: its lock is what clients share.
             self.fd = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,6 +129,7 @@ class ArenaLedger:
     def __init__(self, socket_path: str, tenants: Iterable[str] = ("",)) -> None:
         self._folder = socket_path + FOLDER_SUFFIX
         self._tenants = frozenset(tenants)
+        self._own_ids: set[str] = set()
 
     def enter(self, arena_id: str, size_bytes: int, tenant: str) -> ArenaEntry:
         """A file for a new arena.
@@ -140,35 +140,39 @@ class ArenaLedger:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._folder, 0o700)
-            return ArenaEntry(self._folder, arena_id, size_bytes, tenant)
+            entry = ArenaEntry(self._folder, arena_id, size_bytes, tenant)
+            self._own_ids.add(arena_id)
+            return entry
         except OSError as error:
             raise OperatorError(
                 f"{self._folder} cannot be written ({error.strerror}): arenas in use are kept "
                 "there; give the daemon write access to the directory of its socket"
             ) from None
 
-    def bytes_elsewhere(self, own_ids: frozenset[str], tenant: str) -> int:
-        """Memory of arenas but `own_ids` that counts for this tenant. Files of none are removed.
+    def bytes_elsewhere(self, tenant: str) -> int:
+        """Memory of others' arenas that counts for this tenant. Files of none are removed.
 
         Raises:
             OSError: it cannot be looked at, for want of descriptors for example.
         """
         return sum(
             found.touched_bytes
-            for found in self._elsewhere(own_ids)
-            if found.tenant == tenant or found.tenant not in self._tenants
+            for whose, found in self._elsewhere()
+            if whose == tenant or whose not in self._tenants
         )
 
-    def _elsewhere(self, own_ids: frozenset[str]) -> Iterator[Elsewhere]:
+    def _elsewhere(self) -> Iterator[tuple[str, Elsewhere]]:
+        """Whose, and what."""
         try:
             names = sorted(os.listdir(self._folder))
         except FileNotFoundError:
             return
         for name in names:
-            if name not in own_ids:
+            arena_id, _, tenant = name.partition(".")
+            if arena_id not in self._own_ids:
                 found = _clear(os.path.join(self._folder, name))
-                if found is not None:
-                    yield found
+                if found is not None and found.arena_id == arena_id:
+                    yield tenant, found
 
 
 def _clear(path: str) -> Elsewhere | None:

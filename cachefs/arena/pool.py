@@ -56,7 +56,9 @@ class SlotPool:
             if self.table.is_short:
                 self.on_short()
             if self.table.available_count > 0:
-                return self._take(digest, extent)
+                slot = self._take(digest, extent)
+                self._wake()  # where several became free at once
+                return slot
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._turns.append(turn)
             try:

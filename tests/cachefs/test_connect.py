@@ -13,7 +13,7 @@ from lockfile import lock_fd
 from gpufeed.cachefs import wire
 from gpufeed.cachefs.bodies import close_all
 from gpufeed.cachefs.connect import open_session
-from gpufeed.cachefs.errors import ConfigError
+from gpufeed.cachefs.errors import ConfigError, DaemonUnavailableError
 from gpufeed.cachefs.wire import Kind
 
 
@@ -69,6 +69,15 @@ def test_the_token_of_a_mounted_file(hellos, tmp_path: Path) -> None:
 
 def test_no_token(hellos) -> None:
     assert "token" not in hellos(environ={})
+
+
+def test_a_session_that_had_the_nodes_daemon_takes_no_other(tmp_path: Path) -> None:
+    """An embedded one would have neither its settings nor its cache."""
+    path = str(tmp_path / "node.sock")
+    environ = {"GPUFEED_DAEMON_SOCKET_PATH": path, "XDG_RUNTIME_DIR": str(tmp_path)}
+    with pytest.raises(DaemonUnavailableError, match=f"no gpufeed daemon answers at {path}"):
+        open_session(former=path, environ=environ)
+    assert not list(tmp_path.iterdir()), "a daemon was started"
 
 
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:

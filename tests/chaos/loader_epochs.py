@@ -1,8 +1,8 @@
 """A training process that reads epochs through a daemon that is killed.
 
 Arguments: socket, URL, workers (with a ``+``: persistent), epochs to read at least, file whose
-presence ends it. It prints "ready" after its first batch, then one JSON: the samples of each epoch
-in order (key and checksum), and how often it found another daemon.
+presence ends it. It prints "batch" after each batch, and one JSON at the end: the samples of each
+epoch in order (key and checksum), and how often it sought another daemon.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def main(socket: str, url: str, workers: str, epochs_min: str, stop_path: str) -
     while len(epochs) < int(epochs_min) or not os.path.exists(stop_path):
         epoch = []
         for batch in loader:
-            if not epochs and not epoch:
-                print("ready", flush=True)
+            print("batch", flush=True)
             epoch += zip(batch["key"], batch["crc"].tolist(), strict=True)
         epochs.append(epoch)
     reconnects = loader.stats()["reconnects"]

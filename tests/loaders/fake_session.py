@@ -115,7 +115,7 @@ class FakeDaemon:
             self.free = self.free[::2] + self.free[1::2]
 
     def open_session(
-        self, *, daemon: str | None = None, window_bytes: int, whole: bool = False
+        self, *, daemon: str | None = None, window_bytes: int, whole: bool = False, former: str
     ) -> FakeSession:
         self.sessions += 1
         if self.absences:
@@ -148,6 +148,7 @@ class FakeSession:
         if whole:
             self._window = window_bytes // daemon.extent_bytes
         self.window_extents = self._window
+        self.socket_path = "fake"
         self._leased: dict[int, int] = {}
         self._seq = 0
         self.forecasts: list[int] = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 
 import pytest
 import torch
-from fake_session import FakeDaemon, make_shards
+from fake_session import FakeDaemon, FakeSession, make_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_helpers import fails_on_seven, keys_of, noisy, whole
@@ -289,6 +290,130 @@ def test_batches_that_are_held_stay_when_the_world_changes_their_size(job):
         assert len(held[-1]["head"]) == 6 // world_size
     for batch, copy in zip(held, copies, strict=True):
         assert torch.equal(batch["head"], copy)
+
+
+def test_a_state_after_the_dataset_changed_is_of_the_dataset_before(job):
+    loader = job.loader(batch_size=8)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    before = loader.state_dict()
+    job.daemon.shards.insert(0, make_shards([1] * 8)[-1])
+    loader.set_world(0, 1)
+    with pytest.raises(ShardChangedError):
+        next(iterator)
+    assert loader.state_dict() == before
+    with pytest.raises(UsageError, match="manifest"):
+        iter(job.loader(batch_size=8, state=before))
+
+
+def test_counts_are_not_carried_to_another_dataset(job):
+    loader = job.loader(batch_size=8)
+    assert len(keys_of(loader)) == 82
+    job.daemon.shards[1] = make_shards([3] * 9)[-1]
+    loader._engine._resources.feeder.failed = True
+    assert len(keys_of(loader)) == 82 - 13 + 3
+
+
+def test_the_world_changes_between_two_batches_only(job):
+    loader = job.loader(batch_size=None)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    with pytest.raises(UsageError, match=r"after every 16 samples.*11 are left"):
+        loader.set_world(0, 2)
+
+
+def test_the_world_changes_twice_and_after_the_end(job):
+    loader = job.loader(global_batch_size=12)
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_world(0, 2)
+    loader.set_world(0, 3)
+    assert len(next(iterator)["key"]) == 4
+    for _ in iterator:
+        pass
+    loader.set_world(0, 1)
+    assert next(iterator, None) is None
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_batches_that_were_passed_over_are_no_batches_to_go_behind(job):
+    options = {"batch_size": 1, "dataset": {"on_error": "skip"}}
+    loader = job.loader(fails_on_seven, **options)
+    iterator = iter(loader)
+    got = [next(iterator)["key"][0] for _ in range(30)]
+    assert loader._engine.stats.skipped_count
+    for behind in range(BEHIND_MAX + 1):
+        told = loader.state_dict(behind=behind)
+        again = iter(job.loader(fails_on_seven, state=told, **options))
+        ahead = [next(again)["key"][0] for _ in range(behind)]
+        assert ahead == got[len(got) - behind :]
+
+
+def test_an_iterator_that_was_replaced_gives_nothing_more(job):
+    loader = job.loader(batch_size=None)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(UsageError, match="ended by a later iter"):
+        next(first)
+    assert loader.state_dict()["samples"] == 0
+    next(second)
+    assert loader.state_dict()["samples"] == 1
+
+
+def test_an_iterator_whose_successor_could_not_begin_is_over(job, monkeypatch):
+    monkeypatch.setattr(reconnect, "LIMIT_S", 0.0)
+    loader = job.loader(batch_size=8)
+    first = iter(loader)
+    next(first)
+    job.daemon.absences = 1 << 30
+    with pytest.raises(DaemonUnavailableError):
+        iter(loader)
+    with pytest.raises(UsageError, match="ended by a later iter"):
+        next(first)
+
+
+def test_a_daemon_lost_while_it_counts_is_sought_again(job, monkeypatch):
+    told = state(samples=40)
+    real, calls = FakeSession.index_dataset, []
+
+    def index(session, dataset, progress=None):
+        calls.append(session)
+        if len(calls) < 3:
+            raise DaemonUnavailableError("lost")
+        return real(session, dataset, progress)
+
+    monkeypatch.setattr(FakeSession, "index_dataset", index)
+    loader = job.loader(batch_size=8, state=told)
+    assert len(keys_of(loader)) == 42
+    assert len(set(map(id, calls))) == 3, "the same lost session was asked again"
+
+
+def test_a_loader_that_its_own_feeder_collects_is_closed(job):
+    loader = job.loader(batch_size=8, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    resources = loader._engine._resources
+    done = threading.Event()
+    real = resources.feeder.advance
+
+    def advance():
+        if not done.is_set():
+            resources.end()
+            done.set()
+        return real()
+
+    resources.feeder.advance = advance
+    resources.feeder.wake()
+    assert done.wait(20)
+    for thread in threading.enumerate():
+        if thread.name in ("gpufeed-end", "gpufeed-feeder"):
+            thread.join(20)
+    assert resources.feeder is None
+    assert resources.pool is None
+    assert resources.ring.fd == -1
 
 
 def test_a_daemon_that_stays_away_is_given_up_with_a_reason(job, monkeypatch):
