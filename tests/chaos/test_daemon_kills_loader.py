@@ -6,6 +6,7 @@ Each sample of each epoch comes once, in the order of the epoch, with the right 
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -39,16 +40,21 @@ def put_data(node) -> list[list[tuple[str, int]]]:
     return known
 
 
-@pytest.mark.parametrize("workers", ["0", "2", "2+"])
-def test_a_training_loop_goes_on_over_kills_of_its_daemon(chaos, place: Path, workers) -> None:
+@pytest.mark.parametrize(
+    ("workers", "by"), [("0", "path"), ("2", "path"), ("2+", "path"), ("0", "auto")]
+)
+def test_a_training_loop_goes_on_over_kills_of_its_daemon(chaos, place: Path, workers, by) -> None:
     known = put_data(chaos)
     draw = random.Random(len(workers))
     url = f"oss://{BUCKET}/train-{{000..{SHARDS - 1:03d}}}.tar"
     daemon = chaos.start(**ARENA)
     script = Path(__file__).with_name("loader_epochs.py")
     with subprocess.Popen(
-        [sys.executable, script, chaos.socket, url, workers, "3", place / "stop"],
+        [sys.executable, script, chaos.socket if by == "path" else by, url, workers, "3",
+         place / "stop"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # By itself it finds the node's daemon; it has no settings for another.
+        env={**os.environ, "GPUFEED_DAEMON_SOCKET_PATH": chaos.socket},
     ) as trainer:  # fmt: skip
         try:
             assert trainer.stdout.readline() == b"batch\n", trainer.stderr.read().decode()
