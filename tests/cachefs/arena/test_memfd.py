@@ -63,6 +63,9 @@ POOL = Path("/proc/sys/vm/nr_hugepages")
 HUGE = ArenaConfig(size_bytes=16 * MIB, extent_bytes=2 * MIB, huge_pages=True)
 
 
+has_huge_pages = pytest.mark.skipif(not POOL.exists(), reason="a kernel without huge pages")
+
+
 @pytest.fixture
 def pool():
     """Eight huge pages that are free, beside those that there are; none are kept."""
@@ -78,6 +81,7 @@ def pool():
     POOL.write_text(str(before))
 
 
+@has_huge_pages
 def test_huge_pages_are_set_aside_whole_and_readers_cannot_write_them(pool) -> None:
     free = huge_pages_free()
     arena = Arena(HUGE)
@@ -98,6 +102,7 @@ def test_huge_pages_are_set_aside_whole_and_readers_cannot_write_them(pool) -> N
     assert huge_pages_free() == free
 
 
+@has_huge_pages
 def test_a_pool_that_is_too_small_is_told_with_the_numbers() -> None:
     pages = huge_pages_free() + 1000
     config = ArenaConfig(size_bytes=pages * 2 * MIB, extent_bytes=2 * MIB, huge_pages=True)
