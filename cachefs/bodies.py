@@ -1,5 +1,7 @@
 """Bodies of messages that are too long for a datagram travel in a memfd; both sides need the same.
 
+And whether a datagram came whole.
+
 The sender makes one and passes its descriptor; the receiver reads it once and closes it. Nothing is
 mapped, so a sender that changes or shrinks its memfd meanwhile can only spoil its own message.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from collections.abc import Iterable
 
 from gpufeed.cachefs import wire
@@ -63,3 +66,16 @@ def close_all(descriptors: Iterable[int]) -> None:
     """Close them all."""
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def require_whole(flags: int) -> None:
+    """A message came whole, by the flags that `recvmsg` gave with it.
+
+    Raises:
+        ProtocolError: it, or the descriptors with it, were cut.
+    """
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise ProtocolError(
+            f"a message of more than {wire.MESSAGE_BYTES_MAX} bytes, or with more descriptors than "
+            "any has"
+        )

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from gpufeed.cachefs import wire
-from gpufeed.cachefs.bodies import body_to_memfd, close_all
+from gpufeed.cachefs.bodies import body_to_memfd, close_all, require_whole
 from gpufeed.cachefs.errors import DaemonUnavailableError
 from gpufeed.cachefs.wire import Kind, Message
 
@@ -118,7 +118,7 @@ class Connection:
             close_all(descriptors)
             raise DaemonUnavailableError("the daemon closed the session")
         try:
-            wire.require_whole(flags)
+            require_whole(flags)
             return wire.unpack(data), descriptors
         except BaseException:
             close_all(descriptors)

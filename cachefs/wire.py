@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import enum
 import json
-import socket
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -174,19 +173,6 @@ def unpack(data: bytes) -> Message:
 def pack_json(value: dict[str, Any]) -> bytes:
     """A JSON body."""
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def require_whole(flags: int) -> None:
-    """A message came whole, by the flags that `recvmsg` gave with it.
-
-    Raises:
-        ProtocolError: it, or the descriptors with it, were cut.
-    """
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raise ProtocolError(
-            f"a message of more than {MESSAGE_BYTES_MAX} bytes, or with more descriptors than any "
-            "has"
-        )
 
 
 # --- data path -------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from gpufeed.cachefs import wire
-from gpufeed.cachefs.bodies import body_to_memfd, close_all, with_body
+from gpufeed.cachefs.bodies import body_to_memfd, close_all, require_whole, with_body
 from gpufeed.cachefs.errors import CapacityError, GpufeedError, ProtocolError
 from gpufeed.cachefs.handshake import Hello, agree, software
 from gpufeed.cachefs.units import MIB
@@ -416,7 +416,7 @@ class ServerSession:
 
 def _message(data: bytes, descriptors: list[int], flags: int) -> Message:
     try:
-        wire.require_whole(flags)
+        require_whole(flags)
         message = wire.unpack(data)
     except GpufeedError:
         close_all(descriptors)

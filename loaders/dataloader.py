@@ -142,6 +142,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._next = Cursor(epoch)
             self._is_begun = False
 
+    def _take_epoch(self, dataset: ShardDataset) -> None:
+        """What `ShardDataset.set_epoch` was told."""
+        if dataset.epoch is not None:
+            self.set_epoch(dataset.epoch)
+            dataset.epoch = None
+
     # As properties, so that a loader of a foreign dataset has none: whoever asks by `hasattr`
     # must not believe that its place is kept.
 
@@ -186,6 +192,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _state_dict(self, behind: int = 0) -> dict[str, Any]:
         assert self._engine is not None
+        assert isinstance(self.dataset, ShardDataset)
+        self._take_epoch(self.dataset)
         if self._is_begun:
             return self._order(self._engine.place.cursor(behind), self._engine.begun_hash).pack()
         if self._loaded is not None:
@@ -222,9 +230,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return super().__iter__()
         dataset = self.dataset
         assert isinstance(dataset, ShardDataset)
-        if dataset.epoch is not None:
-            self.set_epoch(dataset.epoch)
-            dataset.epoch = None
+        self._take_epoch(dataset)
         if self._is_begun:  # left early, or ended: the epoch after it
             self._next = Cursor(self._next.epoch + 1)
             self._is_begun = False  # if it cannot be begun now, the same one is tried next time
@@ -268,7 +274,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         engine = self._engine
         feed, own, pinning = engine.feed_stats, engine.stats, engine.pinning_stats
         return {
-            "samples": feed.samples_count,
+            "samples": own.samples_count,
             "batches": own.batches_count,
             "shards": feed.shards_count,
             "units": feed.units_count,

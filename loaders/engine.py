@@ -97,6 +97,7 @@ class EngineStats:
     """What the trainer's side counts. Times in seconds."""
 
     batches_count: int = 0
+    samples_count: int = 0
     reconnects_count: int = 0
     stall_s: float = 0.0
     first_batch_s: float = 0.0
@@ -313,13 +314,15 @@ class Engine:
                     return None
                 self._judge(record)
                 taken = record.index, record.rows, sorted(record.failures)
-                if record.good_count == 0:
+                good_count = record.good_count
+                if good_count == 0:
                     self._discard(record)
                     self.place.passed_over(*taken)
                     continue
                 batch = convert(record)
                 self._took()
                 self.place.took(*taken)
+                self.stats.samples_count += good_count
                 return batch
         except Exception:
             self.abandon(token)

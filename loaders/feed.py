@@ -71,7 +71,6 @@ class FeedConfig:
 class FeedStats:
     """Counters of one loader, over all its epochs. Written by the feeder alone."""
 
-    samples_count: int = 0
     units_count: int = 0
     straddled_count: int = 0
     shards_count: int = 0

@@ -376,7 +376,6 @@ class Feeder:
         record.units += 1
         self._leases[unit.batch, unit.row] = lease
         self.stats.units_count += 1
-        self.stats.samples_count += len(tasks)
         if self._pool is not None:
             self._pool.submit(worker, unit)
             self._watch(self._pool.fileno(worker))

@@ -247,6 +247,7 @@ def test_a_daemon_that_goes_away_is_gone_on_with(job, workers, persistent):
     first = [key for batch in iterator for key in batch["key"]]
     assert [first, keys_of(loader)] == want
     assert not job.daemon.lives, "the last of them was never lost"
+    assert loader.stats()["samples"] == 2 * 82, "what was made and not taken was counted"
     assert loader.stats()["reconnects"] >= 12 + 3
 
 
@@ -448,6 +449,13 @@ def test_an_iterator_that_is_left_begins_the_next_epoch(job):
     assert keys_of(loader) == keys_of(job.loader(batch_size=8, state=state(epoch=1)))
     loader.set_epoch(0)
     assert keys_of(loader) == keys_of(job.loader(batch_size=8))
+
+
+def test_the_epoch_that_the_dataset_was_told_is_in_the_state(job):
+    loader = job.loader(batch_size=8)
+    loader.dataset.set_epoch(5)
+    assert loader.state_dict()["epoch"] == 5
+    assert keys_of(loader) == keys_of(job.loader(batch_size=8, state=state(epoch=5)))
 
 
 def test_naming_the_epoch_of_the_state_keeps_the_place(job):
