@@ -24,9 +24,10 @@ from gpufeed.cachefs.store.unlinker import Unlinker
 from gpufeed.cachefs.tasks import finished
 from gpufeed.cachefs.units import BLOCK_BYTES, format_bytes, round_up
 
-# A write of one extent that takes longer than this, not counting its queue, is a sick disk's.
+# A write of one extent, or a new file, that takes longer than this, not counting its queue, is a
+# sick disk's: what was received for it holds slots meanwhile, and readers wait for those.
 WRITE_LATE_S = 1.0
-# So is a new file, or a sync with its rename; those wait for what else the disk has queued.
+# So is a sync with its rename; that waits for what else the disk has queued.
 SYNC_LATE_S = 5.0
 
 _Result = TypeVar("_Result")
@@ -145,7 +146,7 @@ class ShardWriter:
         path = self._directory.temporary_path(spec.digest, reservation.number)
         # What turns out longer or shorter than guessed grows as it is written.
         size_bytes = layout.trailer_offset(spec.size_bytes if spec.is_sized else 0)
-        descriptor = await self._watched(SYNC_LATE_S, self._make, path, size_bytes)
+        descriptor = await self._watched(WRITE_LATE_S, self._make, path, size_bytes)
         self._room.settled(reservation.size_bytes, made=True)
         return descriptor
 
