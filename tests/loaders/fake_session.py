@@ -115,7 +115,12 @@ class FakeDaemon:
             self.free = self.free[::2] + self.free[1::2]
 
     def open_session(
-        self, *, daemon: str | None = None, window_bytes: int, whole: bool = False, former: str
+        self,
+        *,
+        daemon: str | None = None,
+        window_bytes: int,
+        whole: bool = False,
+        former: str = "",
     ) -> FakeSession:
         self.sessions += 1
         if self.absences:
